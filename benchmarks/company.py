@@ -8,7 +8,8 @@
 The trainings are those of `peers`, `checkpoint_stall` (with 50 MB of state), `small_checkpoints` and `slow_writers` (a disk
 that takes 20 ms for each line), each with checkpoints at an interval, best checkpoints and three writers. Each is run alone,
 beside one and two processes a CPU that do nothing but `while True`, with a DataLoader whose workers keep all CPUs busy, and
-with two gloo ranks; by the bare loop, by hand, eventloop, pytorch-ignite and Lightning.
+with two gloo ranks; by the bare loop, by hand, eventloop, pytorch-ignite and Lightning. In another row of `checkpoint_stall`
+FSDP2 divides the model over the two ranks, and all of them save by hand with `torch.distributed.checkpoint.save`.
 
 Each run is a process of its own, which imports everything before the company comes; the runs of a round follow each
 other, and each round begins with another engine. A run is timed from outside: from the line that tells it to begin until
@@ -39,7 +40,7 @@ import msgspec
 
 from benchmarks.helpers import company_report
 from benchmarks.helpers.company_engines import BARE, BY_HAND, ENGINES, WHOLE
-from benchmarks.helpers.company_job import TRAININGS, Training
+from benchmarks.helpers.company_job import LARGE_STATE, TRAININGS, Training
 from benchmarks.helpers.company_peers import PEERS
 from benchmarks.helpers.company_runs import COMPANIES, Company, Failed, Prepared, Run, busy
 from benchmarks.helpers.timing import NOT_INSTALLED, command_line, environment, publish, version_of
@@ -47,7 +48,7 @@ from benchmarks.helpers.timing import NOT_INSTALLED, command_line, environment, 
 SHORT_PARTS = 4
 SHORT_ROWS = {
     "peers": ["busy1"],
-    "checkpoint_stall": ["loader"],
+    "checkpoint_stall": ["loader", "fsdp2"],
     "small_checkpoints": ["alone", "busy2"],
     "slow_writers": ["ranks"],
 }
@@ -150,7 +151,12 @@ def rows_of(options: argparse.Namespace) -> dict[str, list[str]]:
     """The companies of each training that is to be measured."""
     if options.short and not (options.training or options.company):
         return SHORT_ROWS
-    return {name: options.company or [*COMPANIES] for name in options.training or TRAININGS}
+    return {name: options.company or companies_of(name) for name in options.training or TRAININGS}
+
+
+def companies_of(training: str) -> list[str]:
+    """The companies in which a training is measured by default: only large models are divided."""
+    return [name for name, each in COMPANIES.items() if training == LARGE_STATE or not each.sharded]
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -165,7 +171,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         training = TRAININGS[name].shortened(SHORT_PARTS if options.short else 1)
         for company in companies:
             print(f"{name}, {company}", file=sys.stderr, flush=True)
-            cells[name][company] = measure_cell(training, COMPANIES[company], [*ENGINES, *peers], options)
+            engines = [*ENGINES, *(() if COMPANIES[company].sharded else peers)]
+            cells[name][company] = measure_cell(training, COMPANIES[company], engines, options)
     record = {
         "command": command_line("benchmarks.company"),
         "environment": environment(

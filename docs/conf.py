@@ -13,6 +13,7 @@ from sphinx.application import Sphinx
 import eventloop
 from docs._generate.docstrings import to_rst
 from docs._generate.links import offer_files
+from docs._generate.maintainers import allow_without_menu, remove_from_search
 from docs._generate.references import drop_private_bases, resolve_by_public_name
 
 project = "eventloop"
@@ -41,8 +42,10 @@ maximum_signature_line_length = 88
 
 
 def setup(app: Sphinx) -> None:
-    """Connect the rewrites: of docstrings, before napoleon reads them, and of links and base classes."""
+    """Connect the rewrites: of docstrings, before napoleon reads them, of links, base classes and the search."""
     app.connect("source-read", offer_files)
     app.connect("autodoc-process-docstring", to_rst, priority=100)
     app.connect("autodoc-process-bases", drop_private_bases)
     app.connect("missing-reference", resolve_by_public_name)
+    app.connect("env-updated", allow_without_menu)
+    app.connect("html-collect-pages", remove_from_search)

@@ -88,11 +88,13 @@ class CheckInvalidLossHook(Hook):
         self._raise_if_invalid(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Check the remaining losses, waiting for the device if necessary.
+        """Check the remaining losses, waiting for the device if necessary, unless the run goes back.
 
         Raises:
             FloatingPointError: a loss is NaN or infinite.
         """
+        if trainer.stops.goes_back:
+            return
         self._post_losses(trainer)
         for interval in self._unread:
             interval.read()
@@ -119,10 +121,13 @@ class CheckInvalidLossHook(Hook):
         if place is None or loss is None:
             return
         self._reset()  # later losses are invalid too, and after_train must not raise again
+        number = trainer.counting.batches_per_iter
+        first = place.batch_idx * number
+        where = f"batch {first}" if number == 1 else f"one of the {number} batches from {first} on"
         raise FloatingPointError(
-            f"the loss is {loss} in iteration {place.iter} (epoch {place.epoch}, batch {place.batch_idx}), "
+            f"the loss is {loss} in iteration {place.iter} (epoch {place.epoch}, {where}), "
             f"found in iteration {trainer.iter}: lower the learning rate, clip the gradients "
-            "(OptimizerHook(grad_clip=...)), look at that batch, or find the operation with "
+            "(OptimizerHook(grad_clip=...)), look there, or find the operation with "
             "torch.autograd.set_detect_anomaly(True)"
         )
 

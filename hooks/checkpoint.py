@@ -10,15 +10,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from eventloop.checkpoint.retention.best import Best, BestMetrics, Rule, file_part
+from eventloop.checkpoint.retention.marking import BEST, Marking
 from eventloop.checkpoint.retention.pending import Saves, all_failed
-from eventloop.checkpoint.retention.retention import Retention, Values
+from eventloop.checkpoint.retention.retention import Retention
 from eventloop.checkpoint.retention.run_directory import (
     add_resume_note,
-    record_rewind,
-    warn_of_other_run,
+    inspect,
+    remove_surplus,
     where_to_resume,
 )
 from eventloop.checkpoint.saving.publish import PublishedFormat, Publisher
@@ -33,23 +32,29 @@ from eventloop.events import (
     AfterValEpoch,
     BeforeRun,
     BeforeTrain,
+    CheckpointEvaluated,
 )
 from eventloop.events.priority import Priority
 from eventloop.hooks.checkpoint_options import (
     NO_OPTIMIZER,
     WhenBusy,
-    check_names,
     check_options,
+    check_watched,
+    checkpoint_hooks,
     folder_template,
     refuse_shared_directory,
+    session_of,
     unit_of,
+    unused,
+    usable,
 )
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.order_check import warn_of_late_hooks
 from eventloop.migration.names import knowing_others
 from eventloop.state.exchange import decided_by_rank_0
-from eventloop.state.schema import Count, read_as
-from eventloop.state.sharded import refuse_sharded_model
+from eventloop.state.sharded import NO_CHECKPOINT, refuse_old_shards
+from eventloop.steering.protocols import Saving
+from eventloop.steering.tunable import TunableInterval
 from eventloop.stops.ending import ERROR, LEFT, ends_at_once
 from eventloop.util.anchored_path import AnchoredPath
 from eventloop.util.checks import check_bools, check_optional_bools
@@ -58,11 +63,12 @@ from eventloop.util.errors import CheckpointError
 logger = logging.getLogger("eventloop")
 
 if TYPE_CHECKING:
-    from eventloop.data.position import Within
+    from eventloop.checkpoint.sharded.session import Session
+    from eventloop.data.trainer_parts import Within
     from eventloop.training.trainer import Trainer
 
 
-class CheckpointHook(Hook):
+class CheckpointHook(TunableInterval, Hook):
     """Save the whole state of the trainer under `work_dir`; a run can resume from each checkpoint.
 
         CheckpointHook(interval=1, max_keep_ckpts=3, save_best="accuracy")
@@ -77,8 +83,8 @@ class CheckpointHook(Hook):
     their successor is durable. If every save of a training fails, the training ends with an error.
 
     Several such hooks, each with its own `out_dir`, save one after the other, and `resume` searches the
-    directories of all of them. A model that is sharded over ranks, by FSDP or as DTensors, is
-    refused when the trainer is built; `default_hooks=dict(checkpoint=None)` trains it without checkpoints.
+    directories of all of them. Of a model of DTensors (FSDP2, tensor parallelism) each rank writes its own
+    part without waiting for the others, with `when_busy="wait"`, and any number of ranks can resume from it.
 
     Args:
         interval: epochs or iterations between two checkpoints; -1 saves none at an interval.
@@ -154,18 +160,18 @@ class CheckpointHook(Hook):
             save_last=save_last, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler
         )
         self._interval, self._by_epoch, self._begin = interval, by_epoch, save_begin
-        self._save_last = save_last
         self.best_metrics = self._watched = BestMetrics(save_best, rule, greater_keys, less_keys)
         self.retention = Retention(self._watched, max_keep_ckpts, keep_best)
         self._publisher = Publisher(published_keys, published_format)
         kept = {"optimizer": save_optimizer, "param_schedulers": save_param_scheduler}
         self._omitted = [key for key, is_kept in kept.items() if not is_kept]
         self._out_dir = None if out_dir is None else Path(out_dir)
-        self._template = folder_template(filename_tmpl)
+        self._save_last, self._template = save_last, folder_template(filename_tmpl)
         self._overlap, self._when_busy = overlap, when_busy
         self.directory = Path()
         self.can_be_resumed = not self._omitted
-        self._training = False
+        self._training = self._marks = self._publishes = False
+        self._session: Session | None = None
         self._resumed = False  # whether the loaded state watched the same metrics
         self._validated: list[tuple[Mapping[str, float], int]] = []  # scores of weights to save later
         self._passed_iter = self._passed_epoch = -1  # last iteration and epoch that ended
@@ -189,75 +195,58 @@ class CheckpointHook(Hook):
         Raises:
             ValueError: `by_epoch=True` in a run measured in iterations, or `save_best` without a validation
                 or of a metric that the validation does not report.
-            TypeError: the model is sharded over ranks.
+            TypeError: the model is sharded over ranks by FSDP1 or as a ShardedTensor.
         """
-        refuse_sharded_model("CheckpointHook", unwrap(trainer.model))
+        refuse_old_shards("CheckpointHook", unwrap(trainer.model), NO_CHECKPOINT)
         self._by_epoch = unit_of(trainer, self._by_epoch)
         work_dir = trainer.work_dir
-        self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
+        self.directory = self.directory_for(work_dir)
         trainer.state.saves_in(self.directory, self._watched.metrics, partial(self.saves.finish, trainer))
-        others = [hook.directory for hook in _checkpoint_hooks(trainer) if hook is not self]
+        others = [hook.directory for hook in checkpoint_hooks(trainer) if hook is not self]
         refuse_shared_directory(self.directory, others)
         self._publisher.check(trainer.model)
-        if self._watched and trainer.val_loader is None and not trainer.host:
-            raise ValueError(
-                f"save_best={', '.join(self._watched.metrics)!r} needs a validation: give the Trainer a "
-                "val_loader"
-            )
-        for metric in self._watched.metrics:
-            if metric != "auto":
-                trainer.monitored.require(metric, f"CheckpointHook(save_best={metric!r})")
+        check_watched(trainer, self._watched.metrics)
         if self._interval > 0:
-            warn_of_late_hooks(
-                self, "after_train_epoch" if self._by_epoch else "after_train_iter", trainer.hooks
-            )
+            unit = "after_train_epoch" if self._by_epoch else "after_train_iter"
+            warn_of_late_hooks(self, unit, trainer.hooks)
+
+    def directory_for(self, work_dir: Path) -> Path:
+        """Return the directory in which the checkpoints of a run with this `work_dir` are."""
+        return work_dir if self._out_dir is None else self._out_dir / work_dir.name
 
     @on(priority=Priority.LOWEST)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Discard validations from before this run, whose scores do not count.
 
         Raises:
-            TypeError: the model was sharded over ranks since the trainer was built.
+            TypeError: the model was sharded by FSDP1 since the trainer was built.
         """
-        refuse_sharded_model("CheckpointHook", unwrap(trainer.model))
-        self._training = False
+        refuse_old_shards("CheckpointHook", unwrap(trainer.model), NO_CHECKPOINT)
+        self._training = self._marks = self._publishes = False
         self._validated.clear()
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Check the directory and the state; count earlier validations of this event and of a resume.
 
         Raises:
-            TypeError: a part of the state, such as a hook's, cannot be saved.
+            TypeError, OSError: a part of the state cannot be saved; ranks do not share the directory.
         """
         self._passed_iter = self._passed_epoch = -1
-        self._training = True
+        self._training = self._marks = True
         self.saves.begin_training()
+        self._session = session_of(trainer, self.directory)
         if self._interval > 0 or self._save_last or self._watched:
-            trainer.state.check_saved()
+            trainer.state.check_saved(shards=self._session is not None)
         if trainer.optimizer is None:
             logger.warning(NO_OPTIMIZER)
         if self._overlap and (self._interval > 0 or self._watched):  # it will save within the training
             trainer.copying.watch()
-        decided_by_rank_0(lambda: self._inspect_directory(trainer) if trainer.rank == 0 else None)
+        decided_by_rank_0(lambda: inspect(self.retention, trainer, self.directory))
         resumed, self._resumed, last = self._resumed, False, self.retention.last
         if resumed and last is not None and last[1] == trainer.iter:
             # after a kill, some best checkpoints of one validation may be missing
             self._validated.insert(0, last)
         self._save_validated(trainer)
-
-    def _inspect_directory(self, trainer: Trainer) -> None:
-        found = self.retention.scan_directory(self.directory)
-        resumed_here = trainer.state.resumed_from in {path.absolute() for path in found.manifests}
-        self.retention.drop_missing([path.name for path in found.manifests], bests=resumed_here)
-        newest = next(iter(found.newest_first()), None)
-        if newest is not None and newest.absolute() == trainer.state.resumed_from:
-            # so that a resumed run that is already complete does not save again
-            self.retention.resumed_from(found.manifests[newest].iter)
-        resumed, trainer.state.went_back_to = trainer.state.went_back_to, None
-        if resumed is not None:
-            record_rewind(trainer.state.directories, resumed)
-        if trainer.iter == 0 and trainer.state.resumed_from is None:
-            warn_of_other_run(found, self.directory)
 
     # --- when ----------------------------------------------------------------------------------------------
 
@@ -304,7 +293,7 @@ class CheckpointHook(Hook):
 
     def _save_validated(self, trainer: Trainer) -> None:
         """Record each waiting validation, and save if it has one of the best scores."""
-        self.saves.report_done(trainer)  # a score is not compared with a best one whose save failed
+        self.saves.report_done(trainer)  # first, so that a best score whose save has failed no longer counts
         validated, self._validated = self._validated, []
         for metrics, iteration in validated:
             self.retention.validated(metrics, iteration)
@@ -318,10 +307,23 @@ class CheckpointHook(Hook):
             for metric in due:
                 self._save(trainer, names[metric], within=trainer.within, best=metric, score=metrics[metric])
 
+    def checkpoint_evaluated(self, trainer: Trainer, event: CheckpointEvaluated) -> None:
+        """Record the scores of a checkpoint, and mark it if they are among the best; nothing is saved again.
+
+        Raises:
+            ValueError: the metrics do not have one of `save_best` (the message suggests one).
+        """
+        if self._marks and trainer.bus.failing is None:
+            watched, place = self._watched, self.directory
+            Marking(self.retention, self.saves, watched, place, self._regular_name).record(trainer, event)
+
     def _best_name(self, trainer: Trainer, metric: str) -> str:
-        by_epoch = bool(self._by_epoch)
         done = trainer.epoch + (trainer.within == "epoch"), trainer.iter + (trainer.within == "iter")
-        return f"best_{file_part(metric)}_{self._name(done[0] if by_epoch else done[1], by_epoch=by_epoch)}"
+        return BEST.format(file_part(metric), self._regular_name(*done))
+
+    def _regular_name(self, epochs: int, iterations: int) -> str:
+        by_epoch = bool(self._by_epoch)
+        return self._name(epochs if by_epoch else iterations, by_epoch=by_epoch)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Save at the end, unless an error ended the training, and wait until every save is durable.
@@ -332,34 +334,38 @@ class CheckpointHook(Hook):
         self._training = False
         if ends_at_once(trainer):
             return
-        at_end = self._save_last and event.reason not in (ERROR, LEFT) and trainer.iter > 0
-        for hook in _checkpoint_hooks(trainer):  # the newest checkpoint is known when all saves are done
-            hook.saves.finish(trainer)  # a save that failed is retried once
+        closes = event.reason not in (ERROR, LEFT) and not trainer.stops.goes_back
+        at_end = self._save_last and closes and trainer.iter > 0
+        for hook in checkpoint_hooks(trainer):  # the newest checkpoint is known when all saves are done
+            hook.saves.finish(trainer, failed=event.reason == ERROR)  # a failed save is retried once
         if event.reason == ERROR and trainer.rank == 0:
-            add_resume_note(trainer.failure, *_usable(trainer))
+            add_resume_note(trainer.failure, *usable(trainer))
         if at_end and decided_by_rank_0(lambda: trainer.iter != self.retention.saved_at):
-            whole_epochs = bool(self._by_epoch) and trainer.batch_idx == 0
-            self._save(
-                trainer, self._name(trainer.epoch if whole_epochs else trainer.iter, by_epoch=whole_epochs)
-            )
+            self._save(trainer, self._name_now(trainer))
         self.saves.finish(trainer)
         if event.reason != ERROR and self.can_be_resumed:
-            where = where_to_resume(_usable(trainer)[0]) if self.saves.newest else trainer.where_to_resume
+            where = where_to_resume(usable(trainer)[0]) if self.saves.newest else trainer.where_to_resume
             trainer.where_to_resume = where if event.reason == LEFT else decided_by_rank_0(lambda: where)
-        if event.reason in (ERROR, LEFT):  # perhaps on this rank alone, so that no rank may be waited for
+        if not closes:  # an error is perhaps on this rank alone, so that no rank may be waited for
             return
-        hooks = _checkpoint_hooks(trainer)
+        hooks = checkpoint_hooks(trainer)
         if self is hooks[-1] and (why := decided_by_rank_0(lambda: all_failed([h.saves for h in hooks]))):
             raise CheckpointError(f"expected a checkpoint of this training, got none: {why}")
-        if self._publisher and trainer.rank == 0:
-            names = dict.fromkeys([*self.retention.names[-1:], *(best.name for best in self.bests.values())])
-            self._publisher.publish_all(self._paths([*names]), trainer.model)
+        self._publishes = bool(self._publisher) and trainer.rank == 0
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Wait for the running saves, and end the thread and the process that write checkpoints."""
+        """Wait for the running saves, publish, and end the thread and the process that write checkpoints."""
+        self._marks = False
         try:
             trainer.copying.end()
             if not ends_at_once(trainer):
+                self.saves.finish(trainer)
+                if self._publishes:
+                    bests = [best.name for best in self.bests.values()]
+                    names = [*dict.fromkeys([*self.retention.names[-1:], *bests])]
+                    self._publisher.publish_all(self._paths(names), trainer.model)
+                if trainer.rank == 0 and not trainer.ownership.lost:
+                    remove_surplus(self._paths(self.retention.surplus()))
                 self.saves.close(trainer)
         finally:  # Ctrl-C, now or before
             self.saves.abandon(trainer)
@@ -370,11 +376,11 @@ class CheckpointHook(Hook):
         self, trainer: Trainer, name: str, *, within: Within = "", best: str = "", score: float = 0.0
     ) -> None:
         if trainer.bus.failing is not None:
-            return  # an earlier handler failed, so the state must not be resumed from
+            return  # an earlier handler of this event failed, so the state must not be resumed from
         path, began = self.directory / name, perf_counter()
         trainer.copying.join()  # a hook's state_dict may change parameters, so end running copies
         ends = not within or self._is_end(trainer, within)
-        skips = self._make_room(trainer, must=bool(best) or ends)
+        skips = self._make_room(trainer, must=bool(best) or ends or self._session is not None)
         if skips and trainer.world_size == 1:
             self.saves.skip(trainer, path)
             return
@@ -384,24 +390,37 @@ class CheckpointHook(Hook):
         else:
             replaced = self.retention.begin(name, trainer.iter + (within == "iter"))
         try:
-            state = trainer.state.gather(str(path), within=within)
+            state = trainer.state.gather(str(path), within=within, shards=self._session is not None)
         except BaseException:
             self.retention.failed(name)
             raise
-        for key in self._omitted:
-            del state[key]
+        state = {key: value for key, value in state.items() if key not in self._omitted}
         if skips:  # only now: the other ranks do not know this, and `gather` needs all ranks
             self.retention.failed(name)
             self.saves.skip(trainer, path)
         elif trainer.rank == 0 and trainer.ownership.lost:  # the directory is another run's by now
             self.retention.failed(name)
-        elif trainer.rank == 0:
-            sequences = [hook.sequence() for hook in _checkpoint_hooks(trainer)]
-            label, old = self.retention.label(sequences, best), self._paths(replaced.names)
-            job = Job(path, label, old, replaced.spares, must=bool(best) or ends, last=ends)
-            self.saves.begin(trainer, state, job, best=bool(best), overlap=self._overlap, began=began)
-        else:
+        elif trainer.rank == 0 or self._session is not None:
+            job = Job(path, must=bool(best) or ends, last=ends)
+            if trainer.rank == 0:
+                sequences = [hook.sequence() for hook in checkpoint_hooks(trainer)]
+                label, old = self.retention.label(sequences, best), self._paths(replaced.names)
+                job = job._replace(label=label, replaces=old, spares=replaced.spares)
+            self.saves.begin(
+                trainer, state, job, self._session, best=bool(best), overlap=self._overlap, began=began
+            )
+        if trainer.rank > 0:
             self.retention.done(name)  # only rank 0 learns whether the save succeeds
+
+    def save_now(self, trainer: Trainer, suffix: str = "") -> Saving:
+        """Save between two iterations; without a suffix for the name not if this iteration is saved."""
+        if not suffix and (saved := decided_by_rank_0(lambda: self.retention.saved_as(trainer.iter))):
+            path = self.directory / saved
+            return Saving(path, durable=all(saving.path != path for saving in self.saves.under_way))
+        path = self.directory / (self._name_now(trainer) + suffix)
+        path = decided_by_rank_0(lambda: unused(path)) if suffix else path
+        self._save(trainer, path.name)
+        return Saving(path)
 
     def _is_end(self, trainer: Trainer, within: Within) -> bool:
         """Return True when a save at the interval is also the last one of the run."""
@@ -432,6 +451,11 @@ class CheckpointHook(Hook):
     def _paths(self, names: Sequence[str]) -> tuple[Path, ...]:
         return tuple(self.directory / name for name in names)
 
+    def _name_now(self, trainer: Trainer) -> str:
+        """Return the name of a checkpoint between two iterations."""
+        whole_epochs = bool(self._by_epoch) and trainer.batch_idx == 0
+        return self._name(trainer.epoch if whole_epochs else trainer.iter, by_epoch=whole_epochs)
+
     def _name(self, number: int, *, by_epoch: bool) -> str:
         return (self._template or ("epoch_{}" if by_epoch else "iter_{}")).format(number)
 
@@ -444,33 +468,7 @@ class CheckpointHook(Hook):
         """Load a saved list of checkpoints and scores; scores of unwatched metrics are dropped.
 
         Raises:
-            CheckpointError: `state` does not have the fields of this hook's state, or names a checkpoint by a
-                path, which pruning would remove.
+            CheckpointError: the state is invalid, or names a checkpoint by a path.
         """
-        saved = read_as(_State, state, "CheckpointHook cannot take its state")
-        check_names(state, self.directory)
         self.retention = copy(self.retention)  # a refused resume restores the former object
-        self.retention.load(saved.kept, saved.bests, saved.bests_behind, saved.metrics, saved.validated_at)
-        self._resumed = saved.watched == self._watched.metrics
-
-
-class _State(msgspec.Struct):
-    kept: list[str]
-    bests: dict[str, Values]
-    bests_behind: dict[str, list[Values]] = {}
-    metrics: dict[str, float] = {}
-    validated_at: Count | None = None
-    watched: list[str] | None = None
-
-
-def _checkpoint_hooks(trainer: Trainer) -> list[CheckpointHook]:
-    return [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)]
-
-
-def _usable(trainer: Trainer) -> tuple[list[Path], list[Path]]:
-    """Return the paths of the checkpoints that can be resumed from, and the directories they are saved in.
-
-    Both are collected from all hooks whose checkpoints can be resumed from.
-    """
-    hooks = [hook for hook in _checkpoint_hooks(trainer) if hook.can_be_resumed]
-    return [path for hook in hooks for path in hook.known()], [hook.directory for hook in hooks]
+        self._resumed = self.retention.load(state, self.directory) == self._watched.metrics

@@ -1,17 +1,20 @@
-"""Check the options of `CheckpointHook`, and the checkpoint names in its state."""
+"""Check the options of `CheckpointHook`, and find the hooks of a trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from eventloop.checkpoint.directory import SUFFIXES
+from eventloop.checkpoint.weights import unwrap
+from eventloop.state.sharded import is_dtensor
 from eventloop.util.checks import at_least, check_bools, check_choice, positive_or
-from eventloop.util.errors import CheckpointError
 from eventloop.util.file_names import is_plain_name
 
 if TYPE_CHECKING:
+    from eventloop.checkpoint.sharded.session import Session
     from eventloop.training.trainer import Trainer
 
 NO_OPTIMIZER = (
@@ -19,6 +22,20 @@ NO_OPTIMIZER = (
     "new one: pass optimizer=... also where your own code steps it"
 )
 WhenBusy = Literal["wait", "skip", "replace"]
+
+
+def checkpoint_hooks(trainer: Trainer) -> list[Any]:
+    """Return the `CheckpointHook`s of a trainer."""
+    return [hook for hook in trainer.hooks if hasattr(hook, "save_now")]  # a class here would be a circle
+
+
+def usable(trainer: Trainer) -> tuple[list[Path], list[Path]]:
+    """Return the paths of the checkpoints that can be resumed from, and the directories they are saved in.
+
+    Both are collected from all hooks whose checkpoints can be resumed from.
+    """
+    hooks = [hook for hook in checkpoint_hooks(trainer) if hook.can_be_resumed]
+    return [path for hook in hooks for path in hook.known()], [hook.directory for hook in hooks]
 
 
 def check_options(
@@ -46,6 +63,44 @@ def unit_of(trainer: Trainer, by_epoch: bool | None) -> bool:
     return trainer.by_epoch if by_epoch is None else by_epoch
 
 
+def unused(path: Path) -> Path:
+    """Return the path, with a number behind its name if it exists."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}_{number}")
+    return free
+
+
+def check_watched(trainer: Trainer, metrics: Sequence[str]) -> None:
+    """Refuse metrics of `save_best` that no validation reports.
+
+    Raises:
+        ValueError: there is no validation, or it does not report one of the metrics.
+    """
+    if metrics and trainer.val_loader is None and not trainer.host:
+        raise ValueError(
+            f"save_best={', '.join(metrics)!r} needs a validation: give the Trainer a val_loader"
+        )
+    for metric in metrics:
+        if metric != "auto":
+            trainer.monitored.require(metric, f"CheckpointHook(save_best={metric!r})")
+
+
+def session_of(trainer: Trainer, directory: Path) -> Session | None:
+    """Return how all ranks save together, in a directory, if the model has DTensors; a collective then.
+
+    Raises:
+        OSError: the ranks do not share the directory, or it cannot be written.
+    """
+    model = unwrap(trainer.model)
+    if not any(map(is_dtensor, chain(model.parameters(), model.buffers()))):
+        return None
+    from eventloop.checkpoint.sharded.session import Session  # it imports torch.distributed.checkpoint
+
+    return Session(directory, trainer.rank, trainer.world_size)
+
+
 def folder_template(template: str | None) -> str | None:
     """Return the template of a checkpoint's name without its suffix, such as `.pth`; None for None."""
     if template is None:
@@ -70,15 +125,3 @@ def refuse_shared_directory(own: Path, others: Sequence[Path]) -> None:
             f"two CheckpointHooks save in {own}, and would remove each other's checkpoints: expected one "
             "hook for each directory; give one of them another out_dir"
         )
-
-
-def check_names(state: Mapping[str, Any], directory: Path) -> None:
-    """Refuse a hook's state that names a checkpoint by a path, because pruning would remove that path."""
-    behind = state.get("bests_behind", {}).values()
-    bests = [*state["bests"].values(), *(best for several in behind for best in several)]
-    for name in (*state["kept"], *(best[1] for best in bests)):
-        if not is_plain_name(name):
-            raise CheckpointError(
-                f"the checkpoint lists {name!r} among the checkpoints that CheckpointHook keeps: expected "
-                f"the name of a folder in {directory}, got a path"
-            )

@@ -91,7 +91,8 @@ class CostsHook(Hook):
     def attach(self, bus: Bus) -> None:
         """Subscribe the hook's event methods, and `log_shares` if `log_seconds` is set."""
         super().attach(bus)
-        if self._log_seconds is not None:  # first of all handlers: the last iteration's costs are complete
+        if self._log_seconds is not None:
+            # runs before all other handlers, so the costs are those of whole iterations
             bus.subscribe(self.log_shares, BeforeTrainIter, priority=Priority.HIGHEST)
 
     @on(priority=Priority.VERY_HIGH)
@@ -139,7 +140,7 @@ class CostsHook(Hook):
     def _write(self, trainer: Trainer) -> None:
         """Make the record on the training thread, where counts are exact, and write it on another thread.
 
-        So no step waits for the file system. No write is started while another one hangs.
+        So no step waits for the file system. No write is started while the former one is still running.
         """
         self._wait = min(2 * self._wait, self._interval)
         self._due = monotonic() + self._wait
@@ -152,7 +153,7 @@ class CostsHook(Hook):
         writing = threading.Thread(
             target=_try_to_write, args=(trainer, costs), name="eventloop costs", daemon=True
         )
-        with suppress(RuntimeError):  # no thread could be started: the next write has the whole record
+        with suppress(RuntimeError):  # no thread can be started; the next write covers this one's costs, too
             writing.start()
             self._writing = writing
 

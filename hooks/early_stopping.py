@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from eventloop.checkpoint.retention.best import Rule, infer_rule
-from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
+from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain, CheckpointEvaluated
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.migration.names import knowing_others
 from eventloop.state.exchange import decided_by_rank_0
 from eventloop.state.schema import Count, read_as
 from eventloop.util.checks import at_least, check_bools, check_choice, check_metric, number
-from eventloop.util.suggest import suggest
+from eventloop.util.suggest import unreported
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -59,6 +59,7 @@ class EarlyStoppingHook(Hook):
     """
 
     priority = Priority.LOW
+    tunable = ("patience", "stopping_threshold", "min_delta")
 
     @knowing_others
     def __init__(
@@ -74,27 +75,55 @@ class EarlyStoppingHook(Hook):
         delta_mode: DeltaMode = "abs",
     ) -> None:
         check_metric("monitor", monitor)
-        at_least("patience", patience, 0)
         check_bools(strict=strict, check_finite=check_finite)
-        number("min_delta", min_delta, least=0)
-        if stopping_threshold is not None:
-            number("stopping_threshold", stopping_threshold)
         if rule is not None:
             check_choice("rule", rule, ("greater", "less"))
         check_choice("delta_mode", delta_mode, ("abs", "rel"))
         self._monitor, self._rule = monitor, rule if rule is not None else infer_rule(monitor)
         self._sign = 1.0 if self._rule == "greater" else -1.0
         """The factor of a score that makes greater values better."""
-        self._min_delta, self._relative = float(min_delta), delta_mode == "rel"
+        self._relative = delta_mode == "rel"
         self._strict, self._check_finite = strict, check_finite
-        self._patience, self._threshold = patience, stopping_threshold
-        self._goal = inf if stopping_threshold is None else stopping_threshold * self._sign
-        self.best = None
+        self._best: float | None = None
+        self.patience, self.min_delta = patience, min_delta
+        self.stopping_threshold = stopping_threshold
         self.wait = 0
         """Number of validations since the best score."""
         self._invalid = ""
         """The NaN or infinite score that stopped the run, as text."""
         self._training = self._warned = False
+
+    @property
+    def patience(self) -> int:
+        """The number of validations in a row without improvement after which the run stops."""
+        return self._patience
+
+    @patience.setter
+    def patience(self, patience: int) -> None:
+        at_least("patience", patience, 0)
+        self._patience = patience
+
+    @property
+    def stopping_threshold(self) -> float | None:
+        """The score with which the run stops at once if it is exceeded; None without one."""
+        return self._threshold
+
+    @stopping_threshold.setter
+    def stopping_threshold(self, threshold: float | None) -> None:
+        if threshold is not None:
+            number("stopping_threshold", threshold)
+        self._threshold = threshold
+        self._goal = inf if threshold is None else threshold * self._sign
+
+    @property
+    def min_delta(self) -> float:
+        """The least improvement that counts."""
+        return self._min_delta
+
+    @min_delta.setter
+    def min_delta(self, min_delta: float) -> None:
+        self._min_delta = number("min_delta", min_delta, least=0)
+        self.best = self._best  # its improvement begins elsewhere now
 
     @property
     def best(self) -> float | None:
@@ -144,11 +173,22 @@ class EarlyStoppingHook(Hook):
         Raises:
             ValueError: `strict` is True, and the validation does not have the metric.
         """
-        if not self._training or event.reason != COMPLETED:
-            return
-        score = event.metrics.get(self._monitor)
+        if self._training and event.reason == COMPLETED:
+            self._count(trainer, event.metrics)
+
+    def checkpoint_evaluated(self, trainer: Trainer, event: CheckpointEvaluated) -> None:
+        """Count the metrics of a checkpoint as those of a validation.
+
+        Raises:
+            ValueError: `strict` is True, and they do not have the metric.
+        """
+        if self._training:
+            self._count(trainer, event.metrics)
+
+    def _count(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        score = metrics.get(self._monitor)
         if score is None:
-            self._report_missing(event.metrics)
+            self._report_missing(metrics)
             return
         if type(score) is not float:
             score = float(score)
@@ -187,8 +227,7 @@ class EarlyStoppingHook(Hook):
         )
 
     def _report_missing(self, metrics: Mapping[str, float]) -> None:
-        known = suggest(self._monitor, [*metrics]) if metrics else ": it returned none"
-        text = f"EarlyStoppingHook monitors {self._monitor!r}, which the validation does not report{known}"
+        text = f"EarlyStoppingHook monitors {self._monitor!r}, {unreported(self._monitor, metrics)}"
         if self._strict:
             raise ValueError(text)
         if not self._warned:

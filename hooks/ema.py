@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from copy import deepcopy
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
+from msgspec import UNSET
 from torch import nn
-from torch.nn.parameter import is_lazy
 
-from eventloop.checkpoint.weights import unwrap
+from eventloop.checkpoint.weights import LOADS_OWN, OWN, unwrap
+from eventloop.evaluation.other_weights import check_other_weights
 from eventloop.events import (
     COMPLETED,
     AfterLoadCheckpoint,
@@ -38,18 +37,21 @@ from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.order_check import refuse_late_average
 from eventloop.model import average_checkpoint
+from eventloop.model.average_checkpoint import AverageState, has_lazy_parts, load_average, read_state
 from eventloop.model.average_config import arguments_of, average_config, build_average, is_own
 from eventloop.model.average_pairs import Swap
-from eventloop.model.averages import NO_SHARDED_AVERAGES, BaseAveragedModel
+from eventloop.model.averages import BaseAveragedModel
 from eventloop.optim.optimizers import each_optimizer, hookable
-from eventloop.state.schema import Count, read_as
-from eventloop.state.sharded import refuse_sharded_model
-from eventloop.util.checks import at_least, check_bools
+from eventloop.state.sharded import refuse_old_shards
+from eventloop.util.checks import at_least, check_bools, check_choice
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
 
 logger = logging.getLogger("eventloop")
+
+PREFIX = "ema"
+"""The prefix of the average's metrics if the model's own weights are evaluated too."""
 
 
 class EMAHook(Hook):
@@ -57,6 +59,7 @@ class EMAHook(Hook):
 
         EMAHook()                                                        # exponential, momentum 0.0002
         EMAHook(ema_type="StochasticWeightAverage", begin_epoch=75)
+        EMAHook(validate="both")                                         # "accuracy" and "ema/accuracy"
         EMAHook(ema_type=MyAverage, my_option=3)                         # your subclass of BaseAveragedModel
         EMAHook(ema_type=dict(type="MomentumAnnealingEMA", gamma=100))
 
@@ -68,7 +71,7 @@ class EMAHook(Hook):
     evaluation needs memory for one more copy of the weights. A checkpoint's `state_dict` is the average, so a
     program that loads it has the evaluated weights; the model's own weights are in `ema_state_dict`.
     `Trainer.resume` with this hook restores both exactly. `Trainer.load_checkpoint` loads the average into
-    the model, and averaging starts again.
+    the model, and averaging starts again. Weights that are DTensors are averaged in each rank's parts.
 
     Args:
         ema_type: "ExponentialMovingAverage", "StochasticWeightAverage", "MomentumAnnealingEMA", a registered
@@ -77,6 +80,11 @@ class EMAHook(Hook):
             logs the difference.
         begin_iter: the iteration of the first update, counted from 1.
         begin_epoch: the epoch of the first update, counted from 1; excludes `begin_iter`.
+        validate: "average" evaluates the average in the model's place. "both" evaluates the model's own
+            weights, and then the average on the same batches with the same random numbers, in one validation
+            or test: the metrics of the average have the prefix "ema/", and the events of its iterations the
+            loader "ema", or "ema/NAME" of several loaders. Then `Trainer.load_checkpoint` loads both.
+            Predictions always use the average.
         arguments: the average's arguments: `momentum`, `gamma`, `interval`, `device`, `update_buffers`.
 
     Raises:
@@ -92,6 +100,7 @@ class EMAHook(Hook):
         strict_load: bool = False,
         begin_iter: int = 0,
         begin_epoch: int = 0,
+        validate: Literal["average", "both"] = "average",
         **arguments: Any,
     ) -> None:
         check_bools(strict_load=strict_load)
@@ -102,13 +111,15 @@ class EMAHook(Hook):
                 f"give begin_iter or begin_epoch, not both: got begin_iter={begin_iter}, "
                 f"begin_epoch={begin_epoch}"
             )
-        self._config = average_config(ema_type, arguments)
+        check_choice("validate", validate, ("average", "both"))
+        self._config, self._both = average_config(ema_type, arguments), validate == "both"
         self._strict_load = strict_load
         self._begin_iter, self._begin_epoch = begin_iter, begin_epoch
         self._average: BaseAveragedModel | None = None
         self._model: nn.Module | None = None
         self._swap = Swap()
         self._evaluating: set[str] = set()
+        self._to_load: AverageState | None = None  # the average of a checkpoint that is being loaded
         # the `trainer.state.loads` of this average; None after a resume has restored the average
         self._loads: int | None = 0
         self._step_handles: list[Any] = []
@@ -119,11 +130,12 @@ class EMAHook(Hook):
         """Refuse a start that the run never reaches, a priority after `CheckpointHook`'s, and bad arguments.
 
         Raises:
-            ValueError: `begin_epoch` in a run measured in iterations, a start after the end of the run, or a
-                priority after that of a `CheckpointHook`.
-            TypeError: the model is sharded over ranks.
+            ValueError: `begin_epoch` in a run measured in iterations, a start after the end of the run, a
+                priority after that of a `CheckpointHook`, or `validate="both"` with a loader named "ema" or
+                in another engine's loop.
+            TypeError: FSDP1 shards the model, or it has a ShardedTensor.
         """
-        refuse_sharded_model("EMAHook", unwrap(trainer.model), NO_SHARDED_AVERAGES)
+        refuse_old_shards("EMAHook", unwrap(trainer.model))
         if self._begin_epoch and not trainer.by_epoch:
             raise ValueError(
                 f"EMAHook(begin_epoch={self._begin_epoch}) in a run measured in iterations would never "
@@ -135,17 +147,20 @@ class EMAHook(Hook):
         ):
             if end is not None and begin > end:
                 raise ValueError(f"EMAHook({name}={begin}) would never begin: the run ends at {end}")
+        if self._both:
+            check_other_weights(trainer, PREFIX, 'EMAHook(validate="both")')
         refuse_late_average(
             self, [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)], trainer.hooks
         )
-        if not is_own(self._config) and not _has_lazy_parts(unwrap(trainer.model)):
+        if not is_own(self._config) and not has_lazy_parts(unwrap(trainer.model)):
             self._average = self._build(unwrap(trainer.model))
 
     @property
     def ema_model(self) -> BaseAveragedModel:
         """The average; `ema_model.module` is a model with the averaged weights, to be exported or called.
 
-        Before the first update the average has the model's own weights.
+        Before the first update the average has the model's own weights. The average of a model with DTensors
+        has DTensors, and cannot be called.
 
         Raises:
             RuntimeError: no training has begun.
@@ -165,9 +180,9 @@ class EMAHook(Hook):
 
         Raises:
             ValueError: the trainer has two EMAHooks.
-            TypeError: the model was sharded over ranks since the trainer was built.
+            TypeError: since the trainer was built FSDP1 has sharded the model.
         """
-        refuse_sharded_model("EMAHook", unwrap(trainer.model), NO_SHARDED_AVERAGES)
+        refuse_old_shards("EMAHook", unwrap(trainer.model))
         if sum(isinstance(hook, EMAHook) for hook in trainer.hooks) > 1:
             raise ValueError("the trainer has two EMAHooks: only one average can be evaluated and saved")
         self._restart_if_loaded(trainer)
@@ -175,7 +190,7 @@ class EMAHook(Hook):
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Build the average if it does not exist, and observe the optimizers' steps."""
         model = self._model_of(trainer)
-        if self._average is None and not _has_lazy_parts(model):
+        if self._average is None and not has_lazy_parts(model):
             self._average = self._build(model)
         self._remove_step_handles()
         # torch calls this hook after every step of the optimizer, wherever step() is called
@@ -210,7 +225,7 @@ class EMAHook(Hook):
             self._update(trainer, event.epoch + 1, event.iter + 1)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Update the average after a step at the end of the epoch, made with accumulated gradients."""
+        """Update the average if the epoch ended with a step of gradients left over from accumulation."""
         if self._step_handles and self._stepped:
             self._stepped = False
             self._update(trainer, event.epoch + 1, event.iter)
@@ -227,17 +242,33 @@ class EMAHook(Hook):
 
     # --- evaluating ----------------------------------------------------------------------------------------
 
+    @property
+    def evaluated_as(self) -> str:
+        """The prefix of the average's metrics if both are evaluated; "" if the average replaces the model."""
+        return PREFIX if self._both else ""
+
+    @contextmanager
+    def in_model(self, trainer: Trainer, mode: str) -> Iterator[None]:
+        """Swap the average, once it has an update, into the model for a block."""
+        self._swap_in(trainer, mode)
+        try:
+            yield
+        finally:
+            self._swap_back(trainer, mode)
+
     def before_val_epoch(self, trainer: Trainer, event: BeforeValEpoch) -> None:
-        """Swap the average into the model."""
-        self._swap_in(trainer, "val")
+        """Swap the average into the model, unless both are evaluated."""
+        if not self._both:
+            self._swap_in(trainer, "val")
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
         """Swap the model's own weights back, for whatever reason the validation ended."""
         self._swap_back(trainer, "val")
 
     def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
-        """Swap the average into the model."""
-        self._swap_in(trainer, "test")
+        """Swap the average into the model, unless both are evaluated."""
+        if not self._both:
+            self._swap_in(trainer, "test")
 
     def after_test_epoch(self, trainer: Trainer, event: AfterTestEpoch) -> None:
         """Swap the model's own weights back, for whatever reason the test ended."""
@@ -303,12 +334,17 @@ class EMAHook(Hook):
         assert trainer.checkpoint is not None
         average_checkpoint.check(trainer.checkpoint, strict=self._strict_load, source=event.path)
         average_checkpoint.separate(trainer.checkpoint, self.name)
+        self._to_load = None
+        if self._both and OWN in trainer.checkpoint:
+            trainer.checkpoint[LOADS_OWN] = True
+            self._to_load = read_state(trainer.checkpoint["hooks"][self.name])
 
     def settings(self) -> dict[str, Any]:
         """Return when averaging begins, the kind of the average, and its arguments."""
         return {
             "begin_iter": self._begin_iter,
             "begin_epoch": self._begin_epoch,
+            "validate": "both" if self._both else "average",
             **arguments_of(self._config),
         }
 
@@ -323,39 +359,28 @@ class EMAHook(Hook):
             RuntimeError: no checkpoint is being resumed.
             CheckpointError: `state` does not have the fields of this hook's state.
         """
-        saved = read_as(_State, state, "EMAHook cannot take its state")
-        if saved.average is msgspec.UNSET or self._model is None:
+        saved = read_state(state)
+        if saved.average is UNSET or self._model is None:
             raise RuntimeError("EMAHook's own state does not hold the average: use Trainer.resume")
-        weights = saved.average if saved.steps else None
-        self._average, self._loads = self._load_average(self._model, weights, saved.steps), None
+        self._load(self._model, saved)
+        self._loads = self._to_load = None
+
+    def _load(self, model: nn.Module, saved: AverageState) -> None:
+        self._average = load_average(self._build, model, saved)
         # the model gets other weights, so the former ones must not be swapped back
         self._swap, self._evaluating = Swap(), set()
-        if saved.steps and weights is None:
-            text = "the checkpoint has no %s: the average starts again as a copy of the model"
-            logger.warning(text, average_checkpoint.KEY)
-
-    def _load_average(
-        self, model: nn.Module, weights: Mapping[str, Any] | None, steps: int
-    ) -> BaseAveragedModel | None:
-        """Build an average with `weights`, or return None for a lazy model, whose first update builds it."""
-        if _has_lazy_parts(model):
-            if weights is None:
-                return None
-            model = deepcopy(model)
-            model.load_state_dict(weights, strict=False)  # gives the lazy model its shapes
-        average = self._build(model)
-        if weights is not None:
-            average.module.load_state_dict(weights, strict=False)
-            average.steps = steps
-        return average
 
     def _restart_if_loaded(self, trainer: Trainer) -> None:
-        """Restart the average if weights were loaded without a resume; evaluations then use the weights."""
+        """Load or restart the average if weights were loaded without a resume."""
         known, self._loads = self._loads, trainer.state.loads
-        if known not in (None, self._loads):
-            self._swap, self._evaluating = Swap(), set()
-            if self._average is not None:
-                self._average.restart()
+        if known in (None, self._loads):
+            return
+        self._swap, self._evaluating = Swap(), set()
+        saved, self._to_load = self._to_load, None
+        if saved is not None:
+            self._load(self._model_of(trainer), saved)
+        elif self._average is not None:  # evaluations then use the loaded weights
+            self._average.restart()
 
     # --- parts ---------------------------------------------------------------------------------------------
 
@@ -372,12 +397,3 @@ class EMAHook(Hook):
         for handle in self._step_handles:
             handle.remove()
         self._step_handles = []
-
-
-def _has_lazy_parts(model: nn.Module) -> bool:
-    return any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers()))
-
-
-class _State(msgspec.Struct):
-    steps: Count
-    average: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET

@@ -25,8 +25,12 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
     `DistributedDataParallel` the ranks exchange gradients once a window, and under FSDP2 (`fully_shard`) too
     if the length of the run is known in advance; other wrappers exchange them in every iteration.
 
+    With `Trainer(unit="update")` an iteration is a step over `cumulative_iters` batches, and everything that
+    counts iterations counts steps. A pass over the loader then ends with a step, of the batches that are
+    left, and `after_backward` is emitted once a batch.
+
     Args:
-        cumulative_iters: iterations per optimizer step.
+        cumulative_iters: iterations per optimizer step, or batches with `unit="update"`.
         grad_clip, detect_anomalous_params: see `OptimizerHook`; gradients are clipped once per step.
 
     Raises:

@@ -18,7 +18,7 @@ from eventloop.events.subscribed import check_possible
 from eventloop.hooks.points import GENERIC, Points
 from eventloop.migration.names import point_meant
 from eventloop.state.containers import copied
-from eventloop.util.functions import handler_name
+from eventloop.util.functions import handler_name, is_coroutine_function
 from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
@@ -107,6 +107,10 @@ class Hook(Points):
     engine drives refuses such a hook, because that engine does this part.
     """
 
+    tunable: ClassVar[tuple[str, ...]] = ()
+    """The attributes that `eventloop tell RUN set HOOK.ATTRIBUTE=VALUE` may set during a run, such as
+    ("patience",); a property's setter refuses a value by a TypeError or ValueError."""
+
     can_start_over: ClassVar[bool] = True
     """False if constructing the hook again, as a second trainer does, would not restore its first state."""
 
@@ -120,6 +124,11 @@ class Hook(Points):
         get_priority(cls.priority)
         if cls.budget_us is not None:
             check_budget(cls.__name__, cls.budget_us)
+        if not isinstance(cls.tunable, tuple) or any(name.startswith("_") for name in cls.tunable):
+            raise TypeError(
+                f"{cls.__name__}.tunable must be a tuple of names of public attributes, such as "
+                f'("patience",), got {cls.tunable!r}'
+            )
         if "offload" in vars(cls):
             raise TypeError(
                 f"{cls.__name__}.offload has no effect, because hooks run on the training thread: make the "
@@ -268,7 +277,9 @@ def _marked(method: Callable[..., Any]) -> dict[str, Any]:
 def priority_of(hook: Hook, method: Callable[..., Any]) -> Priority | int | str:
     """Return the priority of one of a hook's methods: the method's own, set with `on`, or the hook's."""
     own: Priority | int | str | None = _marked(method).get("priority")
-    return hook.priority if own is None else own
+    if own is None:  # a hook's priority is that of its plain methods
+        return Priority.NORMAL if is_coroutine_function(method) else hook.priority
+    return own
 
 
 def _every(counted: int, n: int) -> bool:
@@ -290,6 +301,7 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
         # eventloop's own hooks ignore events that other code declares, whatever their names
         known = ours if _is_from_eventloop(_defining_class(cls, method)) else names
         if method in GENERIC or ALIASES.get(method, method) in known:
+            _refuse_missing_self(cls, method)
             methods.append(method)
         else:
             _refuse_near_miss(cls, method, known)
@@ -354,6 +366,16 @@ def _refuse_mmengine_names(cls: type[Hook]) -> None:
                 f"{method}(self, trainer, event), where event.mode is the mode (or give a helper another "
                 "name)"
             )
+
+
+def _refuse_missing_self(cls: type[Hook], method: str) -> None:
+    code = getattr(vars(cls).get(method), "__code__", None)  # static and class methods have none
+    takes = () if code is None else code.co_varnames[: code.co_argcount]
+    if takes[:1] in [("trainer",), ("event",)]:
+        raise TypeError(
+            f"{cls.__name__}.{method} must take (self, trainer, event), got ({', '.join(takes)}): "
+            "self is missing"
+        )
 
 
 def _refuse_near_miss(cls: type[Hook], method: str, names: list[str]) -> None:

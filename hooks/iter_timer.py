@@ -5,15 +5,13 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from eventloop.costs.step_clock import TIMES
 from eventloop.events import AfterTrainIter, BeforeTrainEpoch
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
-
-
-_NAMES = ("time", "data_time", "step_time", "hook_time")
 
 
 class IterTimerHook(Hook):
@@ -46,4 +44,4 @@ class IterTimerHook(Hook):
         self._last, self._excluded = now, clock.evaluations
         step = clock.forward + clock.backward + clock.optimizer
         rest = total - clock.data - step
-        trainer.metrics.put_floats(_NAMES, [total, clock.data, step, rest])
+        trainer.metrics.put_floats(TIMES, [total, clock.data, step, rest])

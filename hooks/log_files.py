@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eventloop.checkpoint.commit import MANIFEST
+from eventloop.ownership.status import FILE as HEARTBEAT
 
 logger = logging.getLogger("eventloop")
 
@@ -16,7 +17,8 @@ logger = logging.getLogger("eventloop")
 def copy_logs(work_dir: Path, target: Path, suffixes: tuple[str, ...]) -> None:
     """Copy the files of `work_dir` that end in one of `suffixes` to the same paths in `target`.
 
-    Files in subfolders are copied too. Files that cannot be copied are skipped, and named in one warning.
+    Files in subfolders are copied too, and the heartbeat is not: it is the run's present state. Files that
+    cannot be copied are skipped, and named in one warning.
     """
     failed: list[str] = []
     for path in [*_logs(work_dir, target, suffixes)]:
@@ -38,4 +40,4 @@ def _logs(work_dir: Path, target: Path, suffixes: tuple[str, ...]) -> Iterator[P
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (here / name for name in sorted(names) if name.endswith(suffixes))
+        yield from (here / name for name in sorted(names) if name.endswith(suffixes) and name != HEARTBEAT)

@@ -14,6 +14,7 @@ from eventloop.events import (
     AfterTrainIter,
     AfterValEpoch,
     BeforeRun,
+    CheckpointEvaluated,
     HistogramLogged,
     ImageLogged,
     InvalidLoss,
@@ -28,6 +29,7 @@ from eventloop.metrics.rows import Loss
 from eventloop.metrics.statistics import LogStatistics, refuse_epochs
 from eventloop.migration.names import knowing_others
 from eventloop.optim.optimizers import named_values
+from eventloop.steering.tunable import TunableInterval
 from eventloop.stops.ending import ERROR
 from eventloop.util.checks import check_bools, check_path, positive
 
@@ -45,7 +47,7 @@ REDUCE_MAX = ("data_time", "memory")
 """Metrics whose maximum over ranks matters more than the mean: the slowest loader, the largest memory use."""
 
 
-class LoggerHook(Hook):
+class LoggerHook(TunableInterval, Hook):
     """Send the learning rate and the new metrics to the writers every `interval` iterations.
 
         default_hooks=dict(logger=dict(interval=50))
@@ -160,7 +162,10 @@ class LoggerHook(Hook):
             done % self._interval == 0
             or trainer.metrics.crowded
             or event.iter + 1 == event.max_iters
-            or (event.batch_idx + 1 == trainer.position.length and self._is_tail(event))
+            or (
+                trainer.batch_idx + trainer.counting.batches == trainer.position.length
+                and self._is_tail(event)
+            )
         ):
             self._log(trainer)
         if trainer.metrics.losses.lost is not self._announced:
@@ -200,6 +205,20 @@ class LoggerHook(Hook):
     def after_test_epoch(self, trainer: Trainer, event: AfterTestEpoch) -> None:
         """Log the metrics of a test."""
         self._log_metrics(trainer, "test", event.metrics)
+
+    def checkpoint_evaluated(self, trainer: Trainer, event: CheckpointEvaluated) -> None:
+        """Log the metrics of a checkpoint under "val", at its step and with its counters."""
+        if event.metrics and trainer.bus.wants(ScalarsLogged):
+            logged = ScalarsLogged(
+                mode="val",
+                step=event.iter,
+                scalars=event.metrics,
+                iter=event.iter,
+                epoch=event.epoch,
+                max_iters=event.max_iters,
+                max_epochs=event.max_epochs,
+            )
+            trainer.bus.emit(logged, trainer)
 
     @property
     def stateful(self) -> bool:
@@ -264,8 +283,9 @@ class LoggerHook(Hook):
 
     def _has_subscribers(self, trainer: Trainer) -> bool:
         """Return whether the metrics of an interval have a use now, beyond their histories."""
-        collects = self._reducer is not None or self._statistics is not None or trainer.metrics.pending_media
-        return bool(collects) or trainer.bus.wants(ScalarsLogged)
+        metrics = trainer.metrics
+        collects = self._reducer is not None or self._statistics is not None or metrics.pending_media
+        return bool(collects or metrics.followers) or trainer.bus.wants(ScalarsLogged)
 
     def _log_rest(self, trainer: Trainer) -> None:
         if trainer.metrics.pending or trainer.metrics.pending_media:

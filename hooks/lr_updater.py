@@ -10,10 +10,12 @@ from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.param_groups import (
+    FACTORS,
     Group,
     check_has_value,
     groups_of,
     initial_value,
+    multiplied,
     read_value,
     write_value,
 )
@@ -167,7 +169,8 @@ class ParamUpdaterHook(Policy, Hook):
             return trainer.max_epochs
         if trainer.max_iters is not None:
             return trainer.max_iters
-        return (trainer.max_epochs or 0) * self._epoch_length(trainer, "by_epoch=False")
+        remedy = "give the Trainer max_iters in place of max_epochs"
+        return (trainer.max_epochs or 0) * self._epoch_length(trainer, "by_epoch=False", remedy)
 
     def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
         """Return the policy's value for a param group, before the warm-up is applied."""
@@ -193,6 +196,8 @@ class ParamUpdaterHook(Policy, Hook):
             value = self._value_without_warmup(trainer, group)
             if factor is not None:
                 value = self._apply_warmup(value, factor)
+            if FACTORS in group:  # of a command
+                value = multiplied(group, name, value)
             if type(group.get(name)) is float:
                 group[name] = value
             else:
@@ -214,14 +219,24 @@ class ParamUpdaterHook(Policy, Hook):
             return 0
         if not self.warmup_by_epoch:
             return self.warmup_iters
-        return self.warmup_iters * self._epoch_length(trainer, "warmup_by_epoch=True")
+        remedy = "leave it out and give warmup_iters in iterations"
+        return self.warmup_iters * self._epoch_length(trainer, "warmup_by_epoch=True", remedy)
 
-    def _epoch_length(self, trainer: Trainer, why: str) -> int:
-        length = trainer.limits.length("train", trainer.loader)
+    def _epoch_length(self, trainer: Trainer, setting: str, remedy: str) -> int:
+        """Return the number of iterations in an epoch.
+
+        Args:
+            setting: the argument of this hook that makes the number necessary, for the message.
+            remedy: how to do without the number, for the message.
+
+        Raises:
+            ValueError: the number is not known.
+        """
+        length = trainer.counting.iterations(trainer.limits.length("train", trainer.loader))
         if length is None:
             raise ValueError(
-                f"{type(self).__name__} with {why} needs the number of iterations of an epoch, and the train "
-                "loader has no length: give the Trainer max_iters, or count in the other unit"
+                f"{type(self).__name__} with {setting} needs the number of iterations of an epoch, and the "
+                f"train loader has no length: {remedy}, or give the Trainer limit_batches, an int"
             )
         return length
 
@@ -232,7 +247,7 @@ class ParamUpdaterHook(Policy, Hook):
                     f"{type(self).__name__} and {type(hook).__name__} both set {self.param_name} each time, "
                     "so only the later one would have an effect: pass only one of the two"
                 )
-        build_schedulers(trainer)
+        build_schedulers(trainer.schedulers, trainer.optimizer, trainer.facts.run)
         for scheduler in trainer.schedulers:
             moves = {getattr(scheduler, "param_name", "lr")}
             if getattr(scheduler, "cycle_momentum", False):  # PyTorch's OneCycleLR and CyclicLR

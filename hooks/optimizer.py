@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from time import perf_counter
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from eventloop.costs.step_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
 from eventloop.events import (
@@ -33,14 +31,15 @@ from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
 from eventloop.migration.names import knowing_others
 from eventloop.model.unused_parameters import AnomalousParams
-from eventloop.optim.clipping import GradClip
+from eventloop.optim.clipping import GradClip, TunableClip
 from eventloop.optim.meshes import any_dtensor
-from eventloop.optim.optimizers import named_optimizers, named_values
+from eventloop.optim.optimizers import named_optimizers, named_values, refuse_closures
 from eventloop.state.schema import read_as
 from eventloop.state.sharded import refuse_old_shards
 from eventloop.training.accumulation import Accumulation, SavedWindow
 from eventloop.training.mixed_precision import LossScale, MixedPrecision
 from eventloop.training.outputs import detached, explain_freed_graph, loss_of
+from eventloop.training.update_batches import UpdateBatches
 from eventloop.util.checks import check_bools, positive
 
 if TYPE_CHECKING:
@@ -50,10 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("eventloop")
 
-StepEvent = AfterBackward | BeforeOptimizerStep | AfterOptimizerStep
 
-
-class OptimizerHook(Hook):
+class OptimizerHook(UpdateBatches, TunableClip, Hook):
     """Run zero_grad, backward, clipping and the optimizer's step after each forward pass.
 
         OptimizerHook(grad_clip=dict(max_norm=35, norm_type=2))          # mmcv's form
@@ -79,7 +76,8 @@ class OptimizerHook(Hook):
             Parameters that no optimizer has are neither clipped nor in the norm.
         detect_anomalous_params: log the trainable parameters that the loss does not reach, in the first
             iteration and whenever the set changes. This walks the graph in every iteration, which is slow.
-        cumulative_iters: iterations per optimizer step; without it each iteration has a step.
+        cumulative_iters: iterations per optimizer step, or with `Trainer(unit="update")` batches; without it
+            each iteration is a batch and has a step.
         loss_scale, dtype: see `AmpOptimizerHook`; without them the model is trained in its own types.
 
     Raises:
@@ -105,14 +103,14 @@ class OptimizerHook(Hook):
         self._clip = None if grad_clip is None else GradClip(grad_clip)
         if cumulative_iters is not None:
             positive("cumulative_iters", cumulative_iters)
-        self._cumulative_iters = cumulative_iters or 1
+        self.cumulative_iters = cumulative_iters or 1
         plain = loss_scale is None and dtype is None
         self._precision = None if plain else MixedPrecision(loss_scale, dtype)
-        self._window = None if plain and cumulative_iters is None else Accumulation(self._cumulative_iters)
+        self._window = None if plain and cumulative_iters is None else Accumulation(self.cumulative_iters)
         self._places: dict[Tensor, int] = {}  # of the model's parameters, for the order of the norm
         self._over_meshes = False
         self._anomalous = AnomalousParams() if detect_anomalous_params else None
-        self._other_seconds = 0.0  # seconds that other handlers took within this hook's call
+        self._other_seconds = 0.0
         self._given: Any = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._wanted: Mapping[type[Event], bool] = {}
@@ -130,22 +128,17 @@ class OptimizerHook(Hook):
 
         Raises:
             RuntimeError: the device does not support autocast to the type.
-            TypeError: FSDP1 shards the model, and a rank would clip or unscale by its own part alone.
+            TypeError: an optimizer's step needs a closure, or FSDP1 shards the model, and a rank would clip
+                or unscale by its own part alone.
         """
+        refuse_closures(trainer.optimizer)
         trainer.steps_in_hook = True
         self._wanted = trainer.bus.wanted(AfterBackward, BeforeOptimizerStep, AfterOptimizerStep)
         if self._window is not None:
             self._window.model, self._window.loss_fn = trainer.model, trainer.loss_fn
             if trainer.optimizer is not None:
                 self._set_optimizers(trainer)
-            modules = trainer.model.modules()
-            if self._cumulative_iters > 1 and any(isinstance(module, _BatchNorm) for module in modules):
-                warnings.warn(
-                    f"cumulative_iters={self._cumulative_iters} makes the gradients those of larger batches, "
-                    "but the statistics of BatchNorm remain those of each batch",
-                    UserWarning,
-                    stacklevel=2,
-                )
+            self._window.warn_of_batchnorm(trainer.model)
         if self._precision is not None:
             self._precision.prepare(trainer.model)
             trainer.autocast = self._precision.autocast
@@ -186,15 +179,37 @@ class OptimizerHook(Hook):
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Run backward, clip the gradients and step the optimizers; or add the gradients to the window's.
 
+        In an iteration of several batches, backward was run on each of them.
+
         Raises:
             TypeError: `trainer.outputs` holds no loss tensor.
             RuntimeError: the loss needs no grad, its graph is freed, or the trainer has no optimizer.
         """
-        clock = trainer.clock
+        clock, window = trainer.clock, self._window
         device, began = clock.device, perf_counter() - clock.excluded
+        self._other_seconds = backward = 0.0
+        if window is not None and trainer.counting.accumulator is self:
+            window.complete(trainer)
+            steps = True
+        else:
+            clock.backward = backward = self._run_backward(trainer)
+            steps = window is None or window.ends(trainer)
+            if self._wanted[AfterBackward]:
+                self._announce(trainer, AfterBackward)
+        if steps and self._precision is None:
+            self._clip_and_step(trainer)
+        elif steps:
+            self._step(trainer)
+        if device is not None:
+            device.mark(OPTIMIZER_ENDS)
+        trainer.outputs = detached(trainer.outputs)
+        clock.optimizer = perf_counter() - clock.excluded - began - backward - self._other_seconds
+
+    def _run_backward(self, trainer: Trainer) -> float:
+        """Run backward on the loss of a batch, and return its seconds; a window begins with zero_grad."""
         if trainer.optimizer is not self._given or self._given is None:
             self._set_optimizers(trainer)
-        loss, window = loss_of(trainer.outputs), self._window
+        loss, window, clock = loss_of(trainer.outputs), self._window, trainer.clock
         if window is None or not window.count:
             if window is not None:
                 window.divisor = window.length(trainer)
@@ -202,10 +217,9 @@ class OptimizerHook(Hook):
                 optimizer.zero_grad(set_to_none=True)
         if self._anomalous is not None:
             self._anomalous.check(loss, trainer.model)
-        self._other_seconds = 0.0
-        backward = perf_counter() - clock.excluded
-        if device is not None:
-            device.mark(BACKWARD_BEGINS)
+        began = perf_counter() - clock.excluded
+        if clock.device is not None:
+            clock.device.mark(BACKWARD_BEGINS)
         try:
             if window is None:
                 loss.backward()
@@ -214,18 +228,10 @@ class OptimizerHook(Hook):
         except RuntimeError as error:
             explain_freed_graph(error)
             raise
-        clock.backward = perf_counter() - clock.excluded - backward
-        if device is not None:
-            device.mark(BACKWARD_ENDS)
-        steps = window is None or window.ends(trainer)
-        if self._wanted[AfterBackward]:
-            self._announce(trainer, AfterBackward)
-        if steps:
-            self._step(trainer)
-        if device is not None:
-            device.mark(OPTIMIZER_ENDS)
-        trainer.outputs = detached(trainer.outputs)
-        clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._other_seconds
+        seconds = perf_counter() - clock.excluded - began
+        if clock.device is not None:
+            clock.device.mark(BACKWARD_ENDS)
+        return seconds
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
         """Step with the accumulated gradients when the last epoch ended within a window."""
@@ -235,6 +241,8 @@ class OptimizerHook(Hook):
         if self._precision is not None:
             self._precision.end_forward()  # still open after a failed forward pass, or a skipped batch
         window.resume_exchange()
+        if trainer.counting.accumulator is self:
+            window.count = 0  # gradients of an iteration that an error ended, which is done again
         if window.count and event.reason == COMPLETED and self.is_last_train_epoch(trainer):
             if window.count < window.divisor:
                 if window.postpones_reduction(trainer):
@@ -245,7 +253,7 @@ class OptimizerHook(Hook):
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Warn if accumulated gradients are left without a step."""
         window = self._window
-        if window is not None and window.count:
+        if window is not None and window.count and not trainer.stops.goes_back:
             keeper = (
                 "FSDP2 keeps them on each rank, and only another train() of this trainer uses them"
                 if window.postpones_reduction(trainer)
@@ -314,21 +322,10 @@ class OptimizerHook(Hook):
         if wanted[AfterOptimizerStep]:
             self._announce(trainer, AfterOptimizerStep)
 
-    def _announce(self, trainer: Trainer, event_type: type[StepEvent]) -> None:
-        """Emit an event of the step, and leave its handlers' time out of the step's time."""
-        clock = trainer.clock
-        began = perf_counter() - clock.excluded
-        # `trainer.announce` without its check for subscribers, which costs 10 us for three events a step
-        event = event_type(
-            iter=trainer.iter, epoch=trainer.epoch, max_iters=trainer.max_iters, max_epochs=trainer.max_epochs
-        )
-        trainer.bus.emit(event, trainer)
-        self._other_seconds += perf_counter() - clock.excluded - began
-
     def settings(self) -> dict[str, Any]:
         """Return the options of clipping, accumulation and loss scaling."""
         clip = None if self._clip is None else self._clip.options
-        own = {"grad_clip": clip, "cumulative_iters": self._cumulative_iters}
+        own = {"grad_clip": clip, "cumulative_iters": self.cumulative_iters}
         return own if self._precision is None else {**own, **self._precision.settings()}
 
     # --- saving and resuming -------------------------------------------------------------------------------

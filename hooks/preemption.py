@@ -6,12 +6,17 @@ import logging
 import signal
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from eventloop.events import BeforeRun
+from eventloop.bus import Bus
+from eventloop.events import BeforeRun, CheckpointSaved
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
+from eventloop.stops.requeue import requeue, warn_if_impossible
+from eventloop.stops.saving_signals import SavingSignals
 from eventloop.stops.signals import StopSignals
+from eventloop.util.checks import check_bools, number
 from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
@@ -24,11 +29,20 @@ KNOWN = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGXCP
 
 HINT = "Ctrl-C: the run stops after this iteration, and delivers what is due. Ctrl-C again ends at once."
 
+SLOW_SAVE = (
+    "saving %s took %.3g s, longer than the %g s of grace=: after a signal the scheduler may kill the run "
+    "before its last checkpoint is durable. Have the signal sent earlier (Slurm: --signal=TERM@120) or raise "
+    "the scheduler's grace (Slurm's KillWait is 30 s by default; torchrun kills after 30 s), and grace= with "
+    "it; or save less, or to a faster disk"
+)
+
 
 class PreemptionHook(Hook):
     """End a run at its next boundary on SIGTERM, SIGUSR1 and SIGINT (Ctrl-C).
 
         default_hooks=dict(preemption=dict(signals=("SIGTERM", "SIGUSR2")))    # only these two
+        default_hooks=dict(preemption=dict(requeue=True, grace=120))           # Slurm, --signal=TERM@120
+        default_hooks=dict(preemption=dict(checkpoint_signals=("SIGUSR1",)))   # saves, and goes on
         default_hooks=dict(preemption=None)                                    # no signal
 
     A boundary is the end of an iteration, of a batch of an evaluation, or of a batch of PreciseBN's pass. The
@@ -58,37 +72,66 @@ class PreemptionHook(Hook):
     as in `asyncio.to_thread(trainer.train)`, is stopped with `trainer.stop(reason)`, and the log says so at
     its start.
 
+    With `requeue=True` the job then goes back into Slurm's queue, before any rank exits: one process runs
+    `scontrol requeue` for the job, or for the task of its array, and logs the exit code and the output. The
+    program needs `trainer.resume("auto")`, and the job `#SBATCH --requeue` unless that is the cluster's
+    default. Nothing is queued again after Ctrl-C or an error; nor without a checkpoint to resume from, and
+    the log says so. A handler of the program's own that lets `train` return does not prevent it. `scancel`
+    sends SIGTERM too: cancel such a job by `scancel --full --signal=KILL`, or name other signals, as in
+    `signals=("SIGUSR1", "SIGINT")` with `--signal=USR1@120`.
+
+    A signal of `checkpoint_signals` saves a checkpoint at the next boundary of the training, as
+    `trainer.save_checkpoint()` does, and the run goes on: `kill -USR1 PID`, or `scancel --signal=USR1 JOB`,
+    which reaches all ranks. If it reaches one of several ranks, they save after the next iteration.
+
     The hook leaves signals alone that the process ignores (nohup), SIGINT within `graceful_interrupt`, and
     signals that the platform lacks. Leave a signal that `faulthandler.register` uses out of `signals`,
     because its handler cannot be restored.
 
     Args:
         signals: the names of the signals.
+        requeue: whether to put the Slurm job back into the queue after one of them, except Ctrl-C. Outside
+            Slurm this has no effect, and the log says so.
+        grace: the seconds that the scheduler leaves between the signal and the kill. A warning in the log
+            says which checkpoint was the first that took longer to save. None checks nothing.
+        checkpoint_signals: the names of signals that save a checkpoint. They end nothing, even if they are
+            among `signals`.
 
     Raises:
-        TypeError: `signals` is not a sequence of names.
-        ValueError: a name is unknown, or there is no name.
+        TypeError: `signals` or `checkpoint_signals` is not a sequence of names, `requeue` no bool, or `grace`
+            no number.
+        ValueError: a name is unknown, no name is left that ends the run, or `grace` is not above 0.
     """
 
     priority = Priority.HIGHEST
     owns = "the handlers of signals"
 
-    def __init__(self, signals: Sequence[str] = ("SIGTERM", "SIGUSR1", "SIGINT")) -> None:
-        if isinstance(signals, str) or not isinstance(signals, Sequence):
-            raise TypeError(f"signals must be a sequence of names such as ('SIGTERM',), got {signals!r}")
-        if not signals:
+    def __init__(
+        self,
+        signals: Sequence[str] = ("SIGTERM", "SIGUSR1", "SIGINT"),
+        requeue: bool = False,
+        grace: float | None = None,
+        checkpoint_signals: Sequence[str] = (),
+    ) -> None:
+        _check_names("signals", signals)
+        _check_names("checkpoint_signals", checkpoint_signals)
+        check_bools(requeue=requeue)
+        self._signals = tuple(name for name in signals if name not in checkpoint_signals)
+        if not self._signals:
             raise ValueError(
-                "signals must name at least one signal, got none: use default_hooks=dict(preemption=None) "
-                "to remove the hook"
+                f"signals must name at least one signal{' that saves no checkpoint' * bool(signals)}, got "
+                f"{'none' if not signals else tuple(signals)}: use default_hooks=dict(preemption=None) to "
+                "remove the hook"
             )
-        for name in signals:
-            if not isinstance(name, str):
-                raise TypeError(f"signals must be names such as 'SIGTERM', got {name!r}")
-            if name not in KNOWN:
-                raise ValueError(
-                    f"signals must be signals that end a run, got {name!r}{suggest(name, [*KNOWN])}"
-                )
-        self._signals = tuple(signals)
+        self._checkpoint_signals, self._requeue = tuple(checkpoint_signals), requeue
+        self._grace = None if grace is None else number("grace", grace, above=0)
+        self._found_slow = False
+
+    def attach(self, bus: Bus) -> None:
+        """Subscribe the hook's event methods, and the check of each save's time if `grace` is set."""
+        super().attach(bus)
+        if self._grace is not None:
+            bus.subscribe(self._compare, CheckpointSaved, priority=self.priority)
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Install the signal handlers; the end of the run restores the former handlers."""
@@ -98,6 +141,42 @@ class PreemptionHook(Hook):
                 "SIGTERM and Ctrl-C do not stop it. Call trainer.stop(reason), for example where the "
                 "awaiting task is cancelled"
             )
-        here = [getattr(signal, name) for name in self._signals if hasattr(signal, name)]
+        if self._requeue and trainer.rank == 0:
+            warn_if_impossible()
+        saving = SavingSignals(trainer, _numbers(self._checkpoint_signals))
+        saving.install_until(trainer.during_run)
+        here = _numbers(self._signals)
         hint = HINT if trainer.rank == 0 else ""
-        StopSignals(trainer, here, hint=hint, exits=True).install_until(trainer.during_run)
+        afterwards = partial(_requeue, trainer) if self._requeue else None
+        signals = StopSignals(trainer, here, hint=hint, exits=True, afterwards=afterwards)
+        signals.install_until(trainer.during_run)
+
+    def _compare(self, trainer: Trainer, event: CheckpointSaved) -> None:
+        """Log a warning at the first save that took longer than the scheduler leaves after its signal."""
+        if self._found_slow or self._grace is None or event.seconds <= self._grace:
+            return
+        self._found_slow = True
+        logger.warning(SLOW_SAVE, event.path, event.seconds, self._grace)
+
+
+def _check_names(option: str, names: Sequence[str]) -> None:
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise TypeError(f"{option} must be a sequence of names such as ('SIGTERM',), got {names!r}")
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"{option} must be names such as 'SIGTERM', got {name!r}")
+        if name not in KNOWN:
+            raise ValueError(
+                f"{option} must be signals that end a run, got {name!r}{suggest(name, [*KNOWN])}"
+            )
+
+
+def _numbers(names: Sequence[str]) -> list[int]:
+    """Return the numbers of the signals that this platform has."""
+    return [getattr(signal, name) for name in names if hasattr(signal, name)]
+
+
+def _requeue(trainer: Trainer) -> None:
+    # a run that ended before its first save is resumed from where it was resumed before
+    resumes = bool(trainer.where_to_resume) or trainer.state.resumed_from is not None
+    requeue(trainer.rank, trainer.world_size, can_resume=resumes)

@@ -144,7 +144,8 @@ class ProfilerHook(Hook):
                 "by_epoch=False to count iterations"
             )
         total = trainer.max_iters
-        steps = trainer.limits.length("train", trainer.train_loader) if by_epoch else self._times
+        length = trainer.counting.iterations(trainer.limits.length("train", trainer.train_loader))
+        steps = length if by_epoch else self._times
         if not by_epoch and total is not None and self._times > total:
             raise ValueError(f"profile_times={self._times} is more than the {total} iterations of the run")
         if steps is not None and steps < self._steps_needed:
@@ -172,7 +173,7 @@ class ProfilerHook(Hook):
             return
         if not self._total:
             # the length is known now; -1 never counts down to 0, so the end of the epoch stops the profiler
-            self._total = self._remaining = trainer.position.length or -1
+            self._total = self._remaining = trainer.counting.iterations(trainer.position.length) or -1
         self._remaining -= 1
         if not self._remaining:
             # a step beyond the last would begin another, empty trace of the schedule

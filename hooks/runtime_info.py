@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
+from eventloop.assembly.description import options_of
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, BeforeRun, BeforeTrainIter, RunInfo
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.log_text import log_text
 from eventloop.metrics.scalar_value import unlogged, with_log_vars
-from eventloop.model.summary import import_torchinfo
-from eventloop.optim.optimizers import named_optimizers
+from eventloop.model.summary import count_text, import_torchinfo
+from eventloop.optim.optimizers import classes_text
 from eventloop.util.checks import check_bools
 
 if TYPE_CHECKING:
@@ -69,12 +69,8 @@ class RuntimeInfoHook(Hook):
             return
         facts = {
             "model": type(trainer.model).__name__,
-            "parameters": _count(trainer.model),
-            "optimizer": ", ".join(
-                f"{name}: {type(each).__name__}" if name else type(each).__name__
-                for name, each in named_optimizers(trainer.optimizer).items()
-            )
-            or "none",
+            "parameters": count_text(trainer.model),
+            "optimizer": classes_text(trainer.optimizer) or "none",
             "schedulers": ", ".join(type(s).__name__ for s in trainer.schedulers) or "none",
             "device": str(trainer.device or next((p.device for p in trainer.model.parameters()), "cpu")),
             "work_dir": str(trainer.work_dir),
@@ -82,7 +78,14 @@ class RuntimeInfoHook(Hook):
             "torch": str(torch.__version__),
             "plan": str(trainer.bus),
         }
-        trainer.announce(RunInfo, mode=trainer.mode, step=trainer.iter, info={**facts, **self._info})
+        trainer.announce(
+            RunInfo,
+            mode=trainer.mode,
+            step=trainer.iter,
+            info={**facts, **self._info},
+            config=trainer.config,
+            options={} if trainer.begun is None else options_of(trainer),
+        )
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Record every number that the train step returned as a metric."""
@@ -105,9 +108,3 @@ class RuntimeInfoHook(Hook):
                 "with 'loss', or in a mapping named log_vars",
                 " and ".join(map(repr, names)),
             )
-
-
-def _count(model: torch.nn.Module) -> str:
-    lazy = sum(is_lazy(p) for p in model.parameters())
-    known = sum(p.numel() for p in model.parameters() if not is_lazy(p))
-    return f"{known:,}" + (f" and {lazy} of unknown size" if lazy else "")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eventloop.evaluation.batch_sizes import batch_size
-from eventloop.events import AfterTrainIter, BeforeTrain, BeforeTrainIter
+from eventloop.events import AfterBackward, AfterTrainIter, BeforeTrain, BeforeTrainIter
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.model.flops import FlopCounter, known_peak
@@ -82,6 +82,7 @@ class ThroughputHook(Hook):
         self._interval, self._wants_flops, self._given_peak = interval, flops, peak_flops
         self._counts: dict[str, Count] = {"samples": batch_size, **(count or {})}
         self._counter: FlopCounter | None = None
+        self._several = False  # whether an iteration has several batches
         self._reset()
 
     def _reset(self) -> None:
@@ -95,6 +96,12 @@ class ThroughputHook(Hook):
         super().attach(bus)
         if self._wants_flops:  # last of all handlers, as the forward pass follows
             bus.subscribe(self.begin_flops, BeforeTrainIter, priority=Priority.LOWEST)
+        if self._several:
+            bus.subscribe(self._count_batch, AfterBackward, priority=self.priority)
+
+    def check(self, trainer: Trainer) -> None:
+        """Count after each backward if an iteration has several batches."""
+        self._several = trainer.counting.accumulator is not None
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Discard the counts of an earlier training, and make sure that the counting of FLOPs ends."""
@@ -121,10 +128,17 @@ class ThroughputHook(Hook):
             self._began = trainer.clock.now()
             return
         self._iterations += 1
-        for unit, count in self._counts.items():
-            self._totals[unit] = self._totals[unit] + _one_number(unit, count(trainer.batch))
+        if not self._several:
+            for unit, count in self._counts.items():
+                self._totals[unit] = self._totals[unit] + _one_number(unit, count(trainer.batch))
         if self.every_n_train_iters(trainer, self._interval) or self.is_last_train_iter(trainer):
             self._put(trainer)
+
+    def _count_batch(self, trainer: Trainer, event: AfterBackward) -> None:
+        """Count the units of a batch of an iteration that has several."""
+        if self._excluded >= WARM_UP:
+            for unit, count in self._counts.items():
+                self._totals[unit] = self._totals[unit] + _one_number(unit, count(trainer.batch))
 
     def _put(self, trainer: Trainer) -> None:
         """Record the rates since the last call as metrics, and reset the counts."""

@@ -18,9 +18,10 @@ from eventloop.costs.waits import waiting
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
+from eventloop.steering.protocols import CommandError
 from eventloop.stops.ending import AT_ONCE_SECONDS, ends_at_once
 from eventloop.tracing.chrome import WindowFacts
-from eventloop.tracing.files import trace_path, write_trace
+from eventloop.tracing.files import path_of_iterations, trace_path, write_trace
 from eventloop.tracing.window import TraceWindow
 from eventloop.util.checks import positive
 
@@ -123,6 +124,25 @@ class TraceHook(Hook):
                 self._close_open, trainer
             )  # also after an interrupt before after_train
             self._open_or_wait(trainer, trainer.iter)
+
+    def trace_now(self, trainer: Trainer, iterations: int) -> Path:
+        """Record the next iterations, and return the path that their file will have; a command asks for it.
+
+        Raises:
+            CommandError: a window is being recorded already.
+        """
+        if self._window is not None:
+            raise CommandError("a trace is being recorded already")
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+        run, first = trainer.work_dir.absolute(), trainer.iter
+        trainer.during_run.callback(self._end_run, trainer)
+        trainer.during_run.callback(self._close_open, trainer)
+        self._open(trainer, first, first + iterations)
+        if self._window is None:
+            raise CommandError("another recording of the bus is open")
+        return path_of_iterations(run, first, iterations)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Close a window whose end the training does not reach."""

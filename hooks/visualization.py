@@ -113,17 +113,26 @@ class VisualizationHook(Hook):
 
 
 def as_pixels(name: str, image: Any, max_images: int = 16) -> torch.Tensor:
-    """Convert an image that `draw` may return to uint8 (channels, height, width), on its device.
+    """Convert an image, or a batch of images, from `draw` into one image on the same device.
+
+    Args:
+        name: the image's name, for the messages.
+        image: a tensor or array of a shape that `VisualizationHook` explains.
+        max_images: a batch becomes a grid of its first `max_images` images.
+
+    Returns:
+        A uint8 tensor (channels, height, width).
 
     Raises:
         TypeError: the image is not a tensor or array, or has complex numbers.
         ValueError: the image has another shape, or no pixel.
     """
-    tensor, first = _as_tensor(name, image)
+    tensor, channels_first = _as_tensor(name, image)
+    axis = _channel_axis(tensor.shape[-3:], channels_first=channels_first) if tensor.ndim in (3, 4) else None
     if tensor.ndim == 2:
         tensor = tensor.unsqueeze(0)
-    elif tensor.ndim in (3, 4) and (channels := _channel_axis(tensor.shape[-3:], first=first)) is not None:
-        tensor = tensor.movedim(channels, -3)
+    elif axis is not None:
+        tensor = tensor.movedim(axis, -3)
     else:
         raise ValueError(
             f"image {name!r} must be of shape (height, width), (channels, height, width) or (height, width, "
@@ -136,7 +145,7 @@ def as_pixels(name: str, image: Any, max_images: int = 16) -> torch.Tensor:
 
 
 def _as_tensor(name: str, image: Any) -> tuple[torch.Tensor, bool]:
-    """Return the image as a tensor, and True if channels come first where both layouts fit."""
+    """Return the image as a tensor, and whether its channels come first if both layouts fit its shape."""
     if isinstance(image, np.ndarray) and image.dtype.kind in "biuf":
         # copied: torch takes no negative strides (image[..., ::-1]) and no read-only memory
         return torch.from_numpy(np.array(image, order="C")), False
@@ -147,11 +156,12 @@ def _as_tensor(name: str, image: Any) -> tuple[torch.Tensor, bool]:
     raise TypeError(f"image {name!r} must be a tensor or an array of numbers, got {got}")
 
 
-def _channel_axis(shape: torch.Size, *, first: bool) -> int | None:
+def _channel_axis(shape: torch.Size, *, channels_first: bool) -> int | None:
+    """Return the axis of the channels, -3 or -1; None if neither has 1, 3 or 4 entries."""
     fits = [axis for axis in (-3, -1) if shape[axis] in CHANNELS]
     if not fits:
         return None
-    return fits[0 if first else -1]
+    return fits[0 if channels_first else -1]
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

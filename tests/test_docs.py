@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from eventloop.checkpoint.listing import Stock
+from eventloop.costs.records import PHASES, RunCosts
 from tests import forked
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -19,7 +20,12 @@ BLOCK = re.compile(r"^(<!-- not run: .+? -->\n)?```python\n(.*?)^```", re.DOTALL
 
 def program_of(page: Path) -> str:
     """Return a page's Python blocks as one program, without those that are marked `<!-- not run: why -->`."""
-    return "\n".join(code for not_run, code in BLOCK.findall(page.read_text(encoding="utf-8")) if not not_run)
+    return programs_in(page.read_text(encoding="utf-8"))
+
+
+def programs_in(text: str) -> str:
+    """Return the Python blocks of a text as one program, without those that are marked so."""
+    return "\n".join(code for not_run, code in BLOCK.findall(text) if not not_run)
 
 
 def run(program: str, where: Path) -> subprocess.CompletedProcess[str]:
@@ -29,12 +35,12 @@ def run(program: str, where: Path) -> subprocess.CompletedProcess[str]:
     return ran
 
 
-CHECKPOINTS, ORDER = DOCS / "checkpoints.md", DOCS / "concepts" / "bus.md"
+CHECKPOINTS, ORDER, RECIPES = DOCS / "checkpoints.md", DOCS / "concepts" / "bus.md", DOCS / "recipes.md"
 PAGES = [
     page
     for page in sorted(DOCS.rglob("*.md"))
     if page.relative_to(DOCS).parts[0] not in MADE_FROM_CODE
-    and page not in (CHECKPOINTS, ORDER)
+    and page not in (CHECKPOINTS, ORDER, RECIPES)
     and program_of(page)
 ]
 FOLDERS = sorted({page.parent for page in PAGES})
@@ -71,6 +77,50 @@ def test_the_printed_order_is_the_program_s(tmp_path: Path) -> None:
     ]
 
 
+SAVED = "load_checkpoint(trainer.work_dir / 'epoch_{}')['state_dict']['0.weight']"
+AFTER = {
+    "Set the learning rate by hand": "trainer.optimizer.param_groups[0]['lr'] == 0.1 * 0.97**47",
+    "Use the scheduler of another library, or one of your own": "optimizer.param_groups[0]['lr'] == 1e-3 / 3",
+    "ReduceLROnPlateau": "plateau.last_epoch == 3",
+    "Log the norm of the gradients": "{'grad_norm', 'norms/0.weight'} <= {*trainer.metrics.latest()}",
+    "Truncated backpropagation through time": "trainer.model.hidden.any() and not trainer.model.hidden.requires_grad",
+    "Freeze layers, and unfreeze them at an epoch": f"{SAVED.format(1)}.equal({SAVED.format(2)}) "
+    f"and not {SAVED.format(2)}.equal({SAVED.format(3)})",
+    "Freeze BatchNorm": "not model[1].running_mean.any() and (model[1].weight == 1).all()",
+    "Load the best weights for inference": "path.name.startswith('best_accuracy_epoch_')",
+    "Validate within an epoch, every so many iterations": "trainer.bus.latest('after_val_epoch').iter == 48",
+    "Validate the raw weights and the EMA weights, both": "{'accuracy', 'ema/accuracy'} <= {*trainer.bus.latest('after_val_epoch').metrics}",
+    "Log the accuracy of the training": "'accuracy' in trainer.metrics.latest()",
+    "Save predictions to a file": "torch.load('predictions.pt').equal(trainer.predict(val))",
+    "Confusion matrix in TensorBoard": "b'confusion' in b''.join(p.read_bytes() for p in trainer.work_dir.rglob('*tfevents*'))",
+    "Early stopping": "trainer.stop_reason.startswith('early stopping') and trainer.epoch < 20",
+    "Resume after a crash": "(trainer.work_dir / 'epoch_3').is_dir()",
+    "Stop when the loss is NaN": "trainer.iter == 16",
+    "Record the options and hyperparameters of a run": "'\"seed\": 7' in (trainer.work_dir / 'run.json').read_text()",
+    "Save a checkpoint by hand, in a handler": "any(path.name.startswith('iter_') for path in trainer.work_dir.iterdir())",
+    "`every=100`, and `i % 100 == 0`": "(fired, counted) == ([9, 19, 29, 39], [0, 10, 20, 30, 40])",
+    "L-BFGS, and other optimizers with a closure": "trainer.iter == 10 and closure() < 0.01",
+    "A loss with parameters of its own": "model['criterion'].log_variance != 0 and trainer.iter == 48",
+    "Begin an average with the initial weights": "ema.state_dict()['steps'] == 1 + trainer.iter == 49",
+    "Keep state of your own in checkpoints": "trainer.iter == 2 + 4 + 6 and len({*labelled}) == 96"
+    " and len(load_checkpoint(trainer.work_dir / 'epoch_2')['remembered']['labelled']) == 64",
+    "Overfit one batch": "trainer.bus.latest('after_val_epoch').metrics['accuracy'] == 1.0 and trainer.iter == 30",
+}
+"""What is true after the program of a recipe, by its heading."""
+
+
+@pytest.mark.slow
+def test_the_recipes_do_what_they_say(tmp_path: Path) -> None:
+    """Each recipe runs after those before it, and has done what its heading names."""
+    sections = re.split(r"^###? (.+)\n", RECIPES.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    program = "from eventloop.checkpoint import load_checkpoint\n" + programs_in(sections[0])
+    assert {*AFTER} <= {*sections[1::2]}
+    for heading, text in zip(sections[1::2], sections[2::2], strict=True):
+        program += f"{programs_in(text)}\nassert {AFTER.get(heading, 'True')}, {heading!r}\n"
+
+    run(program, tmp_path)
+
+
 @pytest.mark.slow
 def test_what_the_page_of_checkpoints_says(tmp_path: Path) -> None:
     """It prints the change of the rate with both values, and the epochs of the longer run; the newest three and the best
@@ -88,6 +138,13 @@ def test_what_the_page_of_checkpoints_says(tmp_path: Path) -> None:
     assert [name for name in names if name.startswith("best_accuracy_epoch_")]
 
     text = CHECKPOINTS.read_text(encoding="utf-8")
-    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)[:4])))
+    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)[:5])))
     state = torch.load(directory / "epoch_6" / "state.pth", weights_only=True)
-    assert named == {*state, "ema_state_dict"}
+    assert named == {*state, "ema_state_dict", "remembered"}
+
+
+def test_every_field_of_the_costs_is_listed() -> None:
+    """The page about measuring names each field of the record that `trainer.costs()` returns."""
+    page = (DOCS / "measuring.md").read_text()
+
+    assert [name for name in (*RunCosts.__struct_fields__, *PHASES) if f"`{name}`" not in page] == []

@@ -38,10 +38,10 @@ def test_every_name_exists(dotted: str) -> None:
 
 
 def test_the_walks_name_code() -> None:
-    """Each numbered step of the two walks names at least one object."""
+    """Each numbered step of the four walks names at least one object."""
     steps = re.findall(r"^\d\. .*?(?=^\d\. |^$)", PAGE, re.DOTALL | re.MULTILINE)
 
-    assert len(steps) == 13
+    assert len(steps) == 24
     assert [step for step in steps if not re.search(r"`eventloop\.\w+\.", step)] == []
 
 

@@ -22,3 +22,19 @@ def test_links_lead_to_files(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
     assert [link for link in LINK.findall(text) if not (page.parent / link).exists()] == []
+
+
+def test_no_menu_names_a_page_for_maintainers() -> None:
+    """A user's menu has no page of docs/dev; the page on contributing links to each of them."""
+    dev = ROOT / "docs" / "dev"
+    users = [page for page in PAGES if dev not in page.parents]
+    menus = re.findall(
+        r"^```{toctree}.*?^```",
+        "".join(page.read_text(encoding="utf-8") for page in users),
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    contributing = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+
+    assert len(menus) > 4
+    assert [menu for menu in menus if "dev/" in menu] == []
+    assert [page.name for page in dev.glob("*.md") if f"](dev/{page.name})" not in contributing] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import os
 import re
 import subprocess
@@ -43,6 +44,52 @@ def test_hand_written_loop_learns_the_line(tmp_path: Path) -> None:
     assert "iteration 8: loss" in printed
     assert "epoch 5: validation loss" in printed
     assert (tmp_path / "metrics.jsonl").read_text().count('"mode":"val"') == 5
+
+
+@pytest.mark.slow
+def test_steered_by_a_program_repeats_bitwise(tmp_path: Path) -> None:
+    """The program's commands are in the run's record, and the record repeats the run, weights and end, to the bit."""
+    import torch
+
+    printed = run("steered_by_a_program.py", tmp_path, "steered")
+    record = (tmp_path / "steered" / "commands.jsonl").read_text(encoding="utf-8").splitlines()
+    again = run("steered_by_a_program.py", tmp_path, "again", "steered/commands.jsonl")
+
+    commands = [json.loads(line) for line in record]
+    assert [(each["command"], each["source"]) for each in commands] == [("set", "tune")] * 2 + [
+        ("stop", "tune")
+    ]
+    end = f"stopped after {commands[-1]['iter']} iterations: no longer falls"
+    assert printed.splitlines()[-1] == again.splitlines()[-1] == end
+    name = f"iter_{commands[-1]['iter']}"
+    steered, repeated = (torch.load(tmp_path / run / name / "state.pth") for run in ("steered", "again"))
+    assert steered["optimizer"]["param_groups"][0]["lr"] == 0.05 / 4
+    assert all(
+        torch.equal(steered["state_dict"][key], repeated["state_dict"][key]) for key in ("weight", "bias")
+    )
+
+
+@pytest.mark.slow
+def test_planted_spike_is_survived_by_the_hook_alone(tmp_path: Path) -> None:
+    """With the hook the broken batches are skipped and the digits are learnt; without it the weights are lost."""
+    survived, lost = (run("planted_spike.py", tmp_path, str(tmp_path / hook), hook) for hook in ("yes", "no"))
+
+    assert "Rolled back to" in survived
+    assert [int(re.findall(r"(\d+)% right", printed)[0]) > 80 for printed in (survived, lost)] == [
+        True,
+        False,
+    ]
+
+
+@pytest.mark.slow
+def test_sidecar_evaluator_validates_every_epoch(tmp_path: Path) -> None:
+    """The child process validates each checkpoint, and the best one is marked."""
+    printed = run("sidecar_evaluator.py", tmp_path, str(tmp_path / "rings"))
+
+    assert re.findall(r"^epoch (\d+): accuracy 0\.\d+, known in epoch \d+$", printed, re.MULTILINE) == [
+        str(epoch) for epoch in range(1, validations(tmp_path / "rings") + 1)
+    ]
+    assert len([*(tmp_path / "rings").glob("best_accuracy_epoch_*/manifest.json")]) == 1
 
 
 # --- the sweeps --------------------------------------------------------------------------------------------

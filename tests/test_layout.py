@@ -13,7 +13,7 @@ PACKAGES = sorted(
 )
 MODULES = sorted(path for package in PACKAGES for path in package.glob("*.py"))
 MOST_LINES = 400
-MOST_MODULES = {"eventloop": 6, "hooks": 40, "writers": 40}
+MOST_MODULES = {"eventloop": 6, "hooks": 42, "writers": 40}
 """The largest number of modules in a folder, if it is not 14; the root holds only what a program names."""
 
 STILL_LONGER = {

@@ -22,6 +22,7 @@ from eventloop.writers.writer import TimedWriter, Writer
 
 if TYPE_CHECKING:
     from eventloop.writers.mlflow_writer import MLflowWriter
+    from eventloop.writers.notify_writer import NotifyWriter
     from eventloop.writers.opentelemetry_writer import OpenTelemetryWriter
     from eventloop.writers.trackio_writer import TrackioWriter
     from eventloop.writers.visdom_writer import VisdomWriter
@@ -34,6 +35,7 @@ __all__ = [
     "ImageFileWriter",
     "JSONLWriter",
     "MLflowWriter",
+    "NotifyWriter",
     "OpenTelemetryWriter",
     "TensorBoardWriter",
     "TimedWriter",
@@ -47,6 +49,7 @@ __all__ = [
 
 _OF_EXTRAS = {
     "MLflowWriter": "mlflow_writer",
+    "NotifyWriter": "notify_writer",
     "OpenTelemetryWriter": "opentelemetry_writer",
     "TrackioWriter": "trackio_writer",
     "VisdomWriter": "visdom_writer",

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
 from eventloop.costs.shares import SCALARS
+from eventloop.eventlog.notices import notice
 from eventloop.events import (
     AfterLoadCheckpoint,
     AfterRun,
@@ -22,11 +23,14 @@ from eventloop.events import (
     BeforeVal,
     CheckpointFailed,
     CheckpointSaved,
+    CommandApplied,
+    CommandRefused,
     Event,
     EventsDropped,
     HandlerFailed,
     LoaderStall,
     PreemptionRequested,
+    RolledBack,
     ScalarsLogged,
     SlowHandler,
     SlowRank,
@@ -44,7 +48,6 @@ from eventloop.writers.lines import (
     between_line,
     is_after_epoch,
     iteration_shown,
-    notice,
     score_line,
     train_line,
 )
@@ -96,6 +99,9 @@ class ConsoleWriter(Writer):
         CheckpointFailed,
         StopRequested,
         PreemptionRequested,
+        CommandApplied,
+        CommandRefused,
+        RolledBack,
         HandlerFailed,
         EventsDropped,
         SlowHandler,
@@ -143,6 +149,8 @@ class ConsoleWriter(Writer):
                 self._train(event)
             case BeforeRun():
                 self._start_over()
+            case HandlerFailed(logged=True):  # a line of the log has named it
+                pass
             case BeforeVal() | BeforeTest():
                 if self._bar is not None:
                     self._bar.show_activity(event.mode)
@@ -155,7 +163,10 @@ class ConsoleWriter(Writer):
 
     def _line(self, event: Event) -> str:
         if isinstance(event, ScalarsLogged):
-            return score_line(event, self._columns[event.mode])
+            # values that a handler puts after an evaluation fill none of its columns
+            again = self._scored.get(event.mode) == event.step
+            self._scored[event.mode] = event.step
+            return score_line(event, Columns() if again else self._columns[event.mode])
         return notice(event)
 
     def flush(self) -> None:
@@ -193,6 +204,7 @@ class ConsoleWriter(Writer):
     def _start_over(self) -> None:
         self._pace = Pace()
         self._columns: defaultdict[str, Columns] = defaultdict(Columns)  # by mode
+        self._scored: dict[str, int] = {}  # the step of the last line of an evaluation, by mode
         self._scalars: dict[str, float] = {}
         # the step of the last training line; at first of a multiple of `interval` in the epoch
         self._printed: int | None = None

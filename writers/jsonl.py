@@ -22,10 +22,13 @@ from eventloop.events import (
     BeforeRun,
     CheckpointFailed,
     CheckpointSaved,
+    CommandApplied,
+    CommandRefused,
     Event,
     EventsDropped,
     HandlerFailed,
     PreemptionRequested,
+    RolledBack,
     RunInfo,
     ScalarsLogged,
     StopRequested,
@@ -63,7 +66,8 @@ class JSONLWriter(Writer):
     A file that is already there gets more lines: from a resumed run, and from a new one in the same
     directory, for which `CSVWriter` renames the file. A `before_run` line begins each run. Its `iter` is 0 in
     a new training, whose steps begin again; in a resumed one it is the iteration from which that continued,
-    and iterations that are run again have a second line after it. Give each training a `work_dir` of its own
+    and iterations that are run again have a second line after it. The same applies to a `rolled_back` line
+    within a run. Give each training a `work_dir` of its own
     to keep them apart.
 
     Written lines survive a kill of the process, but not a crash of the machine. An incomplete line that a
@@ -90,6 +94,9 @@ class JSONLWriter(Writer):
         CheckpointFailed,
         StopRequested,
         PreemptionRequested,
+        CommandApplied,
+        CommandRefused,
+        RolledBack,
         HandlerFailed,
         EventsDropped,
     )

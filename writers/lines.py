@@ -6,27 +6,11 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from eventloop.events import (
-    AfterLoadCheckpoint,
-    AfterRun,
-    CheckpointFailed,
-    CheckpointSaved,
-    Event,
-    EventsDropped,
-    HandlerFailed,
-    LoaderStall,
-    PreemptionRequested,
-    ScalarsLogged,
-    SlowHandler,
-    SlowRank,
-    StopRequested,
-    TextLogged,
-)
-from eventloop.events.base import event_name
+from eventloop.costs.step_clock import TIMES
+from eventloop.events import ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.reporting.advice import LOADER_SHARE
 
-TIMES = ("time", "data_time", "step_time", "hook_time")
 POSITION, ETA, SPEED = range(3)
 """Keys of the fields of a line other than scalars."""
 NUMBER_WIDTH, TIME_WIDTH, ETA_WIDTH, SPEED_WIDTH = 10, 7, 8, 11
@@ -141,34 +125,6 @@ def _named(scalars: Mapping[str, float], names: Iterable[str]) -> dict[str | int
     }
 
 
-def notice(event: Event) -> str:
-    """Format any event that has no scalars as one line; a logged text keeps its line breaks."""
-    match event:
-        case TextLogged():
-            return f"{event.name}: {event.text}" if event.name else event.text
-        case CheckpointSaved():
-            return f"Checkpoint saved: {event.path} ({event.bytes / 1e6:.1f} MB, {event.seconds:.2f} s)"
-        case CheckpointFailed():
-            return f"Checkpoint FAILED: {event.path}: {one_line(event.error)}"
-        case AfterLoadCheckpoint():
-            return f"Checkpoint loaded: {event.path}"
-        case StopRequested() | PreemptionRequested():
-            what = "Stop" if isinstance(event, StopRequested) else "Preemption"
-            return f"{what} requested: {event.reason}"
-        case HandlerFailed():
-            return f"{event.handler} FAILED ({event.count}x): {one_line(event.error)}"
-        case EventsDropped():
-            return f"{event.handler} dropped {event.count} events: its queue was full, or it was disabled"
-        case SlowHandler():
-            return f"{event.handler} is slow: p99 {event.cost * 1e3:.2f} ms over {event.count} calls"
-        case LoaderStall() | SlowRank():
-            return event.advice
-        case AfterRun():
-            error = f": {one_line(event.error)}" if event.error else ""
-            return f"Run ended at iteration {event.iter}: {event.reason}{error}"
-    return f"{event_name(type(event))}: {event}"
-
-
 def number(name: str, value: float) -> str:
     """Format a value with four decimals.
 
@@ -207,11 +163,6 @@ def _short(name: str, value: float) -> str:
 def is_rate(name: str) -> bool:
     """Return whether `name` is a learning rate, such as `lr`, `base_lr` or `lr/group1`."""
     return any(part == "lr" or part.endswith("_lr") for part in name.split("/"))
-
-
-def one_line(text: str) -> str:
-    """Join the lines of `text` by spaces."""
-    return " ".join(text.split())
 
 
 def _position(event: ScalarsLogged, run: Run) -> str:

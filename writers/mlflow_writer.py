@@ -14,6 +14,7 @@ from threading import get_ident
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from eventloop.description.plain_values import flat
 from eventloop.events import CheckpointSaved, Event, ImageLogged, RunInfo, ScalarsLogged, TextLogged
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
@@ -36,6 +37,8 @@ from eventloop.writers.tracker_values import run_name_of, values_of
 _EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 TAG_LENGTH = 5000
 """The longest tag that servers of MLflow take; newer ones take 8,000 characters."""
+PARAM_LENGTH, PARAMS = 6000, 100
+"""The longest parameter, and the most parameters of a request."""
 NAME_LENGTH = 500
 _DATABASES = ("mssql", "mysql", "postgresql", "sqlite")
 _DATABRICKS = ("databricks", "databricks-uc", "uc")
@@ -71,9 +74,10 @@ class MLflowWriter(TrackerWriter):
         MLflowWriter("sqlite:///mlflow.db", experiment="digits", params={"lr": 0.1})
 
     The values of up to 256 events are logged together; MLflow's client splits them by the limits of a
-    server. The facts of the run are tags. The run ends as FINISHED, as FAILED after an error, and as KILLED
-    after Ctrl-C, a preemption or a kill; after a kill only from a worker process, which outlives the program.
-    Images and texts are artifacts. MLflow has no histograms.
+    server. The facts of the run are tags, and its settings are parameters, also those of
+    `Trainer(config=...)`; a parameter keeps its first value. The run ends as FINISHED, as FAILED after an
+    error, and as KILLED after Ctrl-C, a preemption or a kill; after a kill only from a worker process, which
+    outlives the program. Images and texts are artifacts. MLflow has no histograms.
 
     A resumed run continues the run whose id is in `<work_dir>/mlflow_run.json`. MLflow cannot remove steps,
     so those that are run again keep their first values; the writer asks MLflow which it has. A kill loses the
@@ -138,6 +142,7 @@ class MLflowWriter(TrackerWriter):
         _check_requests(self._lib)
         _check_uri(self._lib, self._uri, source)
         self._client: Any = None
+        self._given: set[str] = set()  # the names of the parameters that the run has
 
     @_quiet()
     def connect(self, run: Run, known: Known) -> Known:
@@ -151,8 +156,8 @@ class MLflowWriter(TrackerWriter):
             run_name = run_name_of(run, self.run_name)
             found, last, given = client.create_run(self._experiment_id(), run_name=run_name), {}, {}
         run_id = found.info.run_id
-        new = {key: escaped(str(value)) for key, value in self.params.items() if key not in given}
-        client.log_batch(run_id, params=[self._entities.Param(*item) for item in new.items()])
+        self._given = {*given}
+        self._send_params(run_id, self.params)
         self._send_tags(run_id, self.tags)
         return Known(
             run_id, {**known.last, **last}
@@ -184,6 +189,7 @@ class MLflowWriter(TrackerWriter):
                 # the plan is a table of several kilobytes, longer than a tag may be
                 facts = {f"eventloop.{key}": text for key, text in event.info.items() if key != "plan"}
                 self._send_tags(self._known.id, facts)
+                self._send_params(self._known.id, {**dict(flat(event.options)), **dict(flat(event.config))})
             case ImageLogged():
                 self._send_image(event)
             case TextLogged():
@@ -234,6 +240,26 @@ class MLflowWriter(TrackerWriter):
                 )
             accepted.append(self._entities.RunTag(key, text[:TAG_LENGTH]))
         self._client.log_batch(run_id, tags=accepted)
+
+    def _send_params(self, run_id: str, params: Mapping[str, Any]) -> None:
+        """Send the parameters that the run does not have yet; MLflow refuses to change one."""
+        new = {}
+        for key, value in params.items():
+            if _is_refused(key):
+                self.warn_once(key, f"the parameter {key!r} is left out: expected {_ALLOWED}")
+            elif key not in self._given:
+                text = escaped(str(value))
+                if len(text) > PARAM_LENGTH:
+                    self.warn_once(
+                        key,
+                        f"the parameter {key!r} of {len(text):,} characters is cut after {PARAM_LENGTH:,}",
+                    )
+                new[key] = self._entities.Param(key, text[:PARAM_LENGTH])
+        names = [*new]
+        for first in range(0, len(names), PARAMS):
+            sent = names[first : first + PARAMS]
+            self._client.log_batch(run_id, params=[new[name] for name in sent])
+            self._given.update(sent)
 
     def _send_image(self, event: ImageLogged) -> None:
         if (png := self.png_of(event)) is None:

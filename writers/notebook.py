@@ -14,9 +14,10 @@ from time import monotonic
 from typing import TextIO
 from uuid import uuid4
 
+from eventloop.costs.step_clock import TIMES
 from eventloop.events import CheckpointSaved, Event, ScalarsLogged
 from eventloop.util.formatting import on_a_line
-from eventloop.writers.lines import TIMES, Pace, bar_fields, number, of
+from eventloop.writers.lines import Pace, bar_fields, number, of
 
 REFRESH_SECONDS = 0.25
 """The bar follows the training, and the table rapid validations, at most once in this time."""

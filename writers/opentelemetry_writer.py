@@ -53,15 +53,16 @@ NAMED = 5
 
 
 class _InFlight(msgspec.Struct):
-    """What a kill would interrupt, and what a resumed run continues."""
+    """The writer's state on the disk, which the next run in the folder reads after a kill or to resume."""
 
     id: str = ""
-    """The id of the run."""
+    """The id of the run, as 32 hexadecimal digits."""
     requests: list[tuple[str, bytes]] = []
     """Requests that may have been received; they are sent again, unchanged."""
     last: dict[str, int] = {}
-    """The last step of each name, those in the requests included."""
+    """The last step of each metric by name, steps in `requests` included."""
     stages: Stages = msgspec.field(default_factory=Stages)
+    """The stages of the run that have begun and not ended, whose spans a kill leaves open."""
 
 
 class OpenTelemetryWriter(TrackerWriter):
@@ -160,8 +161,8 @@ class OpenTelemetryWriter(TrackerWriter):
         self._outbox = self._outboxes.Outbox(self._client, self._drop)
         self._made = 0  # how many of the waiting events have their request
         self._unsent: set[int] = set()  # the times of the numbers that wait, of which none was refused
-        self._bad: list[BadEvent] = []  # the others that wait
-        self._named: set[tuple[str, str]] = set()  # path and name of what the log says to be left out
+        self._bad: list[BadEvent] = []  # the waiting events with a number that was refused
+        self._named: set[tuple[str, str]] = set()  # path and name of each metric that the log calls left out
         run_id, self._before = known.id or os.urandom(16).hex(), known.last
         self._resource = self._resource_of(run, run_id)
         left = self._send_again()
@@ -190,12 +191,12 @@ class OpenTelemetryWriter(TrackerWriter):
             reader = EventReader(log, only=others, on_torn="ignore")
             for records in reader.blocks():
                 is_own = reader.run is not None and reader.run.trainer_id == self._known.trainer_id
-                if not is_own:  # those come later
+                if not is_own:  # the events of this run itself are delivered to the writer later
                     self._pass_on([Timed(each.time, each.event) for each in records if each.time > since])
         self._spans.end_killed()
 
     def had_before(self, known: Known) -> dict[str, int]:
-        return self._before  # `connect` has sent further ones again
+        return self._before  # not `known.last`, which has also the steps that `connect` has sent again
 
     def send(self, events: list[Timed]) -> None:
         if new := events[self._made :]:

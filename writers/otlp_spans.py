@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from eventloop.description.plain_values import flat
 from eventloop.events import (
     AfterRun,
     AfterTest,
@@ -161,7 +162,13 @@ class Spans:
             self._add("checkpoint", began, time, span_id, _fields(event), getattr(event, "error", ""))
         elif isinstance(event, RunInfo):
             # the plan is a table of several kilobytes for reading, of no use to a query for runs
-            self.stages.info = {f"eventloop.{key}": text for key, text in event.info.items() if key != "plan"}
+            facts = {key: text for key, text in event.info.items() if key != "plan"}
+            settings = {
+                **{f"config.{key}": item for key, item in flat(event.config)},
+                **dict(flat(event.options)),
+            }
+            facts |= {key: str(value) for key, value in settings.items()}
+            self.stages.info = {f"eventloop.{key}": text for key, text in facts.items()}
 
     def end_killed(self) -> None:
         """End all open stages, the run last, with the error "killed"."""

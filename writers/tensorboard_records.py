@@ -20,6 +20,7 @@ from tensorboard.compat.proto.event_pb2 import SessionLog
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
+from eventloop.description.plain_values import flat
 from eventloop.events import HistogramLogged, ImageLogged, RunInfo, ScalarsLogged, TextLogged
 from eventloop.events.outcome import Status
 from eventloop.util.surrogates import escaped
@@ -97,8 +98,10 @@ def text(event: TextLogged) -> Any:
 
 
 def run_info(event: RunInfo) -> Any:
-    """Return the record of the facts of a run, as a Markdown table of keys and values."""
-    rows = [f"|{_cell(key)}|{_cell(value)}|" for key, value in event.info.items()]
+    """Return the record of the facts and settings of a run, as a Markdown table of keys and values."""
+    settings = {f"config.{key}": str(value) for key, value in flat(event.config)}
+    settings |= {key: str(value) for key, value in flat(event.options)}
+    rows = [f"|{_cell(key)}|{_cell(value)}|" for key, value in [*event.info.items(), *settings.items()]]
     return _text("run_info", "\n".join(["|key|value|", "|---|---|", *rows]), event.step)
 
 

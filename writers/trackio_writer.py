@@ -86,7 +86,8 @@ class TrackioWriter(TrackerWriter):
         rows = []
         for when, event in events:
             if isinstance(event, RunInfo) and self._config is not None:
-                self._config["eventloop"] = event.info
+                own = {"eventloop": {**event.info, **event.options}}
+                self._config = {**event.config, **self._config, **own}
             elif isinstance(event, ScalarsLogged | HistogramLogged | TextLogged):
                 time = datetime.fromtimestamp(when, UTC).isoformat()
                 rows.append((event.step, time, self._row(event)))
@@ -120,13 +121,14 @@ class TrackioWriter(TrackerWriter):
 
 
 def _check_project(storage: Any, project: str, source: str) -> None:
-    """Refuse a project that trackio refuses, or for which the database has no name or too long a name.
+    """Check that trackio accepts the name of a project, and can name a database file after it.
 
     Args:
         source: the argument or variable with the project, for the messages.
 
     Raises:
-        ValueError: naming the project.
+        ValueError: trackio refuses the project, would store it as "default", or the file's name would be too
+            long. The message names the project.
     """
     if not re.search(r"[\w-]", project):  # trackio would write it to the project "default"
         raise ValueError(
@@ -138,6 +140,8 @@ def _check_project(storage: Any, project: str, source: str) -> None:
         raise ValueError(f"{source} must be a project that trackio allows: {error}") from None
     file_name = storage.get_project_db_filename(project)
     suffix = Path(file_name).suffix
-    most = FILE_NAME_BYTES - len(suffix) - len("-journal")  # which SQLite adds to the names of its own files
+    most = (
+        FILE_NAME_BYTES - len(suffix) - len("-journal")
+    )  # SQLite appends this to the name for a file of its own
     if (length := len(file_name.encode()) - len(suffix)) > most:
         raise ValueError(f"{source} must have at most {most} bytes, got {length}: {project!r}")

@@ -142,8 +142,8 @@ class VisdomWriter(Writer):
         self._retry_at = 0.0
         self._error: ConnectionError | None = None
         self._untaken, self._refused = 0, []
-        self._unsent: list[ScalarsLogged] = []  # the untaken events with points
-        self._bad: dict[Name, set[int]] = {}  # the steps of their points that the server has refused
+        self._unsent: list[ScalarsLogged] = []  # the events whose points may not be drawn yet
+        self._bad: dict[Name, set[int]] = {}  # by curve, the steps of points that the server has refused
         self._warned: set[Name] = set()  # the curves that the log has named as left out
         try:
             self._panels.check()
@@ -248,13 +248,13 @@ class VisdomWriter(Writer):
             self._draw(name, points)
         except self._lib.RefusedError as error:
             self._bad.setdefault(name, set()).update(points)
-            self._last.pop(name, None)  # what the server has of it is unknown
+            self._last.pop(name, None)  # it is unknown which of the points the server has
             if name not in self._warned:
                 self._warned.add(name)
                 logger.warning("VisdomWriter: left out are %s/%s: %s", name[1], name[0], error)
 
     def _resolve(self) -> None:
-        """Note that no event waits any more, and which of them have refused points."""
+        """Record that no event waits any more, and which of the events had points that were refused."""
         for event in self._unsent if self._bad else ():
             bad = [key for key in event.scalars if event.step in self._bad.get((key, event.mode), ())]
             if bad:

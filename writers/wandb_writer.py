@@ -195,7 +195,9 @@ class WandbWriter(TrackerWriter):
             case ImageLogged() | HistogramLogged():
                 self._log_media(when, event)
             case RunInfo():
-                self._run.config.update({"eventloop": event.info}, allow_val_change=True)
+                given = {key: value for key, value in event.config.items() if key not in self.config}
+                own = {"eventloop": {**event.info, **event.options}}
+                self._run.config.update({**given, **own}, allow_val_change=True)
             case CheckpointSaved() if self.checkpoints:
                 self._send_checkpoint(event)
 

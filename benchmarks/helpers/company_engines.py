@@ -89,12 +89,11 @@ def _train_by_hand(job: Job, notes: Notes, directory: Path, rank: int) -> None:
                 lines.write(number, job.values(loss))
             else:
                 pool.submit(lines.write, number, job.values(loss))
-        if rank == 0 and number % job.training.save_each == 0:
-            save_by_hand(job, notes, directory / f"iter_{number // job.training.save_each % 2}.pth")
+        if number % job.training.save_each == 0:
+            save_by_hand(job, notes, directory / f"iter_{number // job.training.save_each % 2}", rank)
         if number % job.training.val_each == 0:
             job.validate()
-            if rank == 0:
-                save_by_hand(job, notes, directory / "best.pth")
+            save_by_hand(job, notes, directory / "best", rank)
     if pool is not None:
         pool.shutdown()
     if lines is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from math import lcm
@@ -67,7 +67,7 @@ TRAININGS = {
     ),
 }
 """The state of `checkpoint_stall` has 50 MB here, so that the table is complete in bearable time."""
-SMALL_STATE = "small_checkpoints"
+SMALL_STATE, LARGE_STATE = "small_checkpoints", "checkpoint_stall"
 
 
 class Batches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -107,6 +107,8 @@ class Job(Steps):
         self.val_loader = DataLoader(
             Batches(msgspec.structs.replace(training, iterations=1), 0.0), batch_size=None
         )
+        self.save_on_all_ranks: Callable[[Job, Notes, Path], None] | None = None
+        """Saves by hand, where the ranks share the model; else rank 0 saves alone."""
         self.began: list[float] = []
         self._scores = 0
 
@@ -210,10 +212,16 @@ class Seen(msgspec.Struct):
         return cls(began[0], began[-1], steps, saves, bests, notes.durable, notes.lags, loss)
 
 
-def save_by_hand(job: Job, notes: Notes, path: Path) -> None:
-    """Save as one does by hand: `torch.save`, fsync, rename, fsync of the folder."""
+def save_by_hand(job: Job, notes: Notes, path: Path, rank: int) -> None:
+    """Save as one does by hand, on rank 0: `torch.save`, fsync, rename, fsync of the folder."""
+    if job.save_on_all_ranks is not None:
+        job.save_on_all_ranks(job, notes, path)
+        return
+    if rank:
+        return
     began = monotonic()
     with notes.saving():
+        path = path.with_suffix(".pth")
         new = path.with_suffix(".new")
         with open(new, "wb") as file:
             torch.save(job.state(), file)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,7 @@ class Task(msgspec.Struct, frozen=True):
     training: Training
     directory: str
     loader_workers: bool = False
+    sharded: bool = False
 
 
 def main() -> None:
@@ -46,12 +48,16 @@ def main() -> None:
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     train = ENGINES[task.engine]() if task.engine in ENGINES else PEERS[task.engine][1]()
+    if task.sharded:
+        import_module("benchmarks.helpers.company_shards")
     warm_up(task.training)
     answers.write(READY)
     if not sys.stdin.readline():
         return
     job = Job(task.training, workers=task.loader_workers)
-    if dist.is_initialized() and task.engine != WRAPS_ITSELF:
+    if task.sharded:
+        import_module("benchmarks.helpers.company_shards").shard(job)
+    elif dist.is_initialized() and task.engine != WRAPS_ITSELF:
         job.model = DistributedDataParallel(job.model)
     notes = Notes(job)
     train(job, notes, Path(task.directory), rank)

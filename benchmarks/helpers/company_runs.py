@@ -47,6 +47,8 @@ class Company(msgspec.Struct, frozen=True):
     """Processes that keep CPUs busy."""
     loader_workers: bool = False
     ranks: int = 1
+    sharded: bool = False
+    """Whether the ranks share a model, as FSDP2 divides it; by default each has its own."""
 
 
 ALONE = "alone"
@@ -56,6 +58,10 @@ COMPANIES = {
     "busy2": Company("two busy processes for each CPU", busy=2 * CPUS),
     "loader": Company("the training's own DataLoader, with a worker for each CPU that keeps it busy", loader_workers=True),
     "ranks": Company("two gloo ranks, each a training process", ranks=2),
+    "fsdp2": Company(
+        "two gloo ranks, over which FSDP2 divides the model; by hand they call dcp.save, without the peers",
+        ranks=2, sharded=True,
+    ),
 }  # fmt: skip
 
 
@@ -142,7 +148,7 @@ class Prepared:
         )
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._stack.callback(self._errors.close)
-        task = Task(engine, training, directory, company.loader_workers)
+        task = Task(engine, training, directory, company.loader_workers, company.sharded)
         command = [
             sys.executable,
             "-m",

@@ -21,6 +21,7 @@ FAMILIES = {
     "The optimizer's step": "AfterBackward",
     "Checkpoints": "BeforeSaveCheckpoint",
     "Logging": "ScalarsLogged",
+    "A run that is steered": "CommandApplied",
     "Control and health": "StopRequested",
 }
 """The first event of each family, in the order of `eventloop.events.types`, then `eventloop.events.health`."""

@@ -16,6 +16,8 @@ PUBLIC_MODULES = (
     "eventloop.metrics",
     "eventloop.checkpoint",
     "eventloop.ownership",
+    "eventloop.commands",
+    "eventloop.watching",
     "eventloop.optim",
     "eventloop.optim.schedulers",
     "eventloop.registry",

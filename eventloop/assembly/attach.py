@@ -6,20 +6,22 @@ import errno
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import isroutine, signature
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 
 from eventloop.assembly.argument_checks import register_bus
 from eventloop.assembly.dev_run import is_omitted
+from eventloop.assembly.evaluator_run import builds_evaluator, refuse_training
 from eventloop.assembly.hook_owner import owning_hooks
 from eventloop.bus import Bus
-from eventloop.data.limits import Limits
-from eventloop.events.run import CurrentRun, Run
+from eventloop.data.limits import Accumulator
+from eventloop.data.trainer_parts import TrainerParts
+from eventloop.events.run import Run
 from eventloop.processes.dry_run import plan_file
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.state.exchange import decided_by_rank_0, raised_together
@@ -27,31 +29,6 @@ from eventloop.temporary.names import temporary_path
 from eventloop.util.checks import check_path
 from eventloop.util.suggest import suggest
 from eventloop.util.terminal import in_notebook, is_terminal
-
-
-class AssembledTrainer(Protocol):
-    """The parts of a trainer that its hooks and writers need."""
-
-    bus: Bus
-    hooks: list[Any]
-    optimizer: Any
-    train_loader: Iterable[Any] | None
-    facts: CurrentRun
-    work_dir: Path
-    iter: int
-    epoch: int
-    max_iters: int | None
-    max_epochs: int | None
-    limits: Limits
-    fast_dev_run: int
-    rank: int
-    world_size: int
-    host: str
-
-    @property
-    def by_epoch(self) -> bool:
-        """True when the run is measured in epochs."""
-
 
 FOREIGN = frozenset({"lightning", "pytorch_lightning", "transformers", "ignite", "mmengine"})
 """The packages of other engines, whose callbacks `Foreign` can run."""
@@ -143,7 +120,7 @@ def rank_and_world_size() -> tuple[int, int]:
     return 0, 1
 
 
-def facts_of(trainer: AssembledTrainer) -> Run:
+def facts_of(trainer: TrainerParts) -> Run:
     """Return the facts about a run that writers receive when it begins."""
     return Run(
         work_dir=str(trainer.work_dir.absolute()),
@@ -151,7 +128,7 @@ def facts_of(trainer: AssembledTrainer) -> Run:
         start_epoch=trainer.epoch,
         max_iters=trainer.max_iters,
         max_epochs=trainer.max_epochs,
-        iters_per_epoch=trainer.limits.length("train", trainer.train_loader),
+        iters_per_epoch=trainer.counting.iterations(trainer.limits.length("train", trainer.train_loader)),
         rank=trainer.rank,
         world_size=trainer.world_size,
     )
@@ -169,7 +146,7 @@ def default_writers() -> list[dict[str, Any]]:
 
 
 def attach_all(
-    trainer: AssembledTrainer,
+    trainer: TrainerParts,
     hooks: Sequence[Any],
     writers: Sequence[Any] | None,
     default_hooks: Mapping[str, Any],
@@ -192,6 +169,7 @@ def attach_all(
     with owning_hooks(trainer, attached):
         _name_hooks(named)
         trainer.hooks = attached
+        _count(trainer)
         for hook in attached:
             check_owner(hook, trainer.host)
             hook.check(trainer)
@@ -199,12 +177,39 @@ def attach_all(
         return attached, _attach(trainer, attached, writers)
 
 
-def _attach(trainer: AssembledTrainer, hooks: list[Any], writers: Sequence[Any] | None) -> list[Any]:
+def _count(trainer: TrainerParts) -> None:
+    """Find the hook that makes the optimizer's steps, and let an iteration be one of them if it shall.
+
+    Hooks read the length of the run when they are checked.
+    """
+    counting = trainer.counting
+    steppers = [hook for hook in trainer.hooks if isinstance(hook, Accumulator)]
+    counting.batches_per_step = max((hook.cumulative_iters for hook in steppers), default=1)
+    if counting.unit == "batch":
+        return
+    if not steppers:
+        raise ValueError(
+            'unit="update" makes an iteration one step of the optimizer, got a trainer without a hook that '
+            "makes the steps: leave out default_hooks=dict(optimizer=None), and give OptimizerHook("
+            "cumulative_iters=...) the batches of a step; or leave unit out"
+        )
+    if counting.batches_per_step > 1:
+        counting.accumulator, counting.batches_per_iter = steppers[0], counting.batches_per_step
+    length = counting.iterations(trainer.limits.length("train", trainer.train_loader))
+    if trainer.max_epochs is not None and length is not None:
+        trainer.max_iters = trainer.max_epochs * length
+    trainer.facts.run = facts_of(trainer)
+
+
+def _attach(trainer: TrainerParts, hooks: list[Any], writers: Sequence[Any] | None) -> list[Any]:
     """Subscribe the hooks and the writers, which are built and checked first; return the writers."""
-    dev_run = bool(trainer.fast_dev_run)
+    dev_run, evaluator = bool(trainer.fast_dev_run), builds_evaluator()
     for hook in hooks:
-        if not (dev_run and is_omitted(hook)):
+        if not ((dev_run or evaluator) and is_omitted(hook)):
             hook.attach(trainer.bus)
+    if evaluator:
+        refuse_training(trainer.bus)
+        return []
     if writers is None:
         writers = default_writers() if trainer.rank == 0 else []
     built = [build(w, WRITERS) if isinstance(w, Mapping) else w for w in writers]

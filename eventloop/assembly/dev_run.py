@@ -1,7 +1,7 @@
 """Shorten a trainer's run to prove that a script runs: `Trainer(fast_dev_run=True)`.
 
 The trainer is built as for the whole run, so that schedules, hooks and their options are checked against its
-real length. Then the run is shortened.
+real length. Then the run is shorten.
 """
 
 from __future__ import annotations
@@ -11,31 +11,17 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import finalize
 
-from eventloop.data.limits import Limits
+from eventloop.data.limits import Counting, Limits
 from eventloop.registry import find_class
 from eventloop.util.checks import at_least, check_path
 
 logger = logging.getLogger("eventloop")
 
-SILENT_HOOKS = ("CheckpointHook", "EarlyStoppingHook")
-"""Hooks that are built and checked in a dev run, and not attached."""
-
-
-class ShortenedTrainer(Protocol):
-    """The parts of a trainer that `shorten` reads and sets."""
-
-    fast_dev_run: int
-    limits: Limits
-    max_epochs: int | None
-    max_iters: int | None
-    train_loader: Iterable[Any] | None
-
-    @property
-    def by_epoch(self) -> bool:
-        """True when the run is measured in epochs."""
+SILENT_HOOKS = ("AsyncValidationHook", "CheckpointHook", "EarlyStoppingHook")
+"""Hooks that are built and checked in a dev run and in an evaluator, and not attached."""
 
 
 def batches_of(fast_dev_run: object) -> int:
@@ -54,8 +40,8 @@ def batches_of(fast_dev_run: object) -> int:
     return fast_dev_run
 
 
-def make_temporary_dir(trainer: ShortenedTrainer, work_dir: object) -> Path:
-    """Create a directory for the files of a dev run, which is removed together with the trainer.
+def make_temporary_dir(trainer: object, work_dir: object) -> Path:
+    """Create a directory for a dev run or an evaluator, which is removed together with the trainer.
 
     Each of several ranks has one of its own: no rank removes a directory in which another still writes.
 
@@ -64,25 +50,24 @@ def make_temporary_dir(trainer: ShortenedTrainer, work_dir: object) -> Path:
     """
     if work_dir is not None:
         check_path("work_dir", work_dir)
-    path = Path(tempfile.mkdtemp(prefix="eventloop-fast-dev-run-"))
+    path = Path(tempfile.mkdtemp(prefix="eventloop-"))
     finalize(trainer, shutil.rmtree, path, ignore_errors=True)
     return path
 
 
-def shorten(trainer: ShortenedTrainer) -> None:
-    """Limit a trainer's run, and each pass over a loader, to the batches of its dev run."""
-    batches = trainer.fast_dev_run
-    trainer.limits = Limits(batches)
-    if trainer.by_epoch:
-        trainer.max_epochs, trainer.max_iters = 1, trainer.limits.length("train", trainer.train_loader)
-    else:
-        trainer.max_iters = batches
+def shorten(
+    batches: int, by_epoch: bool, train_loader: Iterable[Any] | None, counting: Counting
+) -> tuple[Limits, int | None, int | None]:
+    """Log that a run is a dev run of `batches` batches; return its `Limits`, `max_epochs` and `max_iters`."""
     logger.warning(
         "fast_dev_run=%d: a run of %d batches in the temporary directory of trainer.work_dir, without "
         "checkpoints, early stopping and writers, except a ConsoleWriter",
         batches,
         batches,
     )
+    limits = Limits(batches)
+    length = limits.length("train", train_loader) if by_epoch else batches
+    return limits, 1 if by_epoch else None, counting.iterations(length)
 
 
 def is_omitted(part: object) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import itertools
 import logging
 from collections.abc import Iterable, Iterator
@@ -106,6 +107,13 @@ def _making(hook: Any) -> _Making | None:
         if name != "_made_with" and not (name in as_made and same_objects(value, as_made[name]))
     }
     return *arguments, given
+
+
+def given_arguments(hook: Any) -> dict[str, Any]:
+    """Return the arguments that a hook was constructed with, by name; {} if it stores none."""
+    args, options = getattr(hook, "__dict__", {}).get("_made_with", ((), {}))
+    names = [*inspect.signature(type(hook).__init__).parameters][1:] if args else []
+    return {**dict(zip(names, args, strict=False)), **options}
 
 
 def _arguments(hook: Any) -> dict[str, Any]:

@@ -65,8 +65,7 @@ class Background:
         self.complete = True  # what a close returned
         self.closer = threading.RLock()  # held by the thread that is closing
         self.reports = True  # whether health events are queued: until their subscribers are ended
-        self.logs_losses = True
-        """Whether a close logs lost events; False while its caller logs them."""
+        self.logs_losses = True  # whether a close logs lost events: False while its caller logs them
         self.flush_ends: Callable[[], bool] = lambda: False
         """Returns True to end a flush early, which then logs nothing, because a close follows."""
         self.store_undelivered: StoreUndelivered | None = None
@@ -79,8 +78,7 @@ class Background:
         self.starting = threading.RLock()
         self.never_waits = plan_file() is not None
         """True once emits no longer wait for a blocking subscriber; a full queue exceeds its limit."""
-        self.inert = False
-        """True in a forked child process, if the subscribers belong to the parent."""
+        self.inert = False  # True in a forked child process, if the subscribers belong to the parent
         self.recorder: SpanRecorder | None = None
         self._pace = Pace()
         self._polled: Callable[[], None] | None = None
@@ -233,7 +231,7 @@ class Background:
         """Make the keeper thread look at the queues now; safe from any thread."""
         self._woken.set()
 
-    # --- at the edges of a process --------------------------------------------------------------------------
+    # --- forks, reopening, and the end of the bus's life ---------------------------------------------------
 
     def become_inert(self, *, reopens: bool) -> None:
         """Drop all events and subscribers in a forked child process, which has none of the threads.
@@ -296,8 +294,10 @@ class Background:
         with self.starting:
             if self.thread is None and not self.finished:
                 thread = BackgroundThread(target=self._run, name="eventloop background", daemon=True)
-                self.thread = thread
-                try:  # assigned before the start: a Ctrl-C may interrupt `start` when the thread already runs
+                self.thread = (
+                    thread  # before the start, which Ctrl-C may interrupt when the thread runs already
+                )
+                try:
                     thread.start()
                 except RuntimeError:
                     self.thread = None  # so that a close has nothing to wait for
@@ -365,20 +365,23 @@ class Background:
 
     @contextmanager
     def ending_run(self, ends: Callable[[], bool]) -> Iterator[None]:
-        """Let the caller report lost events instead of `close`, and end a flush once `ends()` is True."""
+        """Let the caller log the lost events of the block, and end a flush in it once `ends()` is True.
+
+        Within the block `close` logs no lost events. Later closes log only events that are lost after it.
+        """
         self.logs_losses, self.flush_ends = False, ends
         try:
             yield
         finally:
-            for each in list(self.subscribers):  # the caller has logged its losses
-                each.new_losses()
-                each.account.losses_logged = False
+            for each in list(self.subscribers):
+                each.new_losses()  # called for its effect: what was lost so far is not new any more
+                each.account.losses_logged = False  # True concerned those losses; later ones are to be logged
             self.logs_losses, self.flush_ends = True, lambda: False
 
     def log_losses(self) -> None:
         """Log the events that were lost since the last log of them."""
         new = [(each, text) for each in self.subscribers if (text := each.new_losses())]
-        losses = [text for each, text in new if not each.account.losses_logged]
+        losses = [text for each, text in new if not each.account.losses_named]
         if losses and self.logs_losses:
             logger.warning(
                 "the bus is closed, and not everything was delivered: %s. bus.stats() has the details",

@@ -31,7 +31,7 @@ SLICE_SECONDS = 0.2
 GRACE_SECONDS = 0.5
 """The seconds that a close waits for a delivery for which a flush has already waited in vain."""
 SPARE_SECONDS = 0.5
-"""The seconds before its deadline at which a close begins to end idle subscribers.
+"""The seconds before its deadline at which a close begins to end subscribers, whose queues should be empty.
 
 As many seconds are reserved for subscribers to health events. Each of the two reserves is at most a quarter
 of the timeout.
@@ -58,7 +58,7 @@ def flush(
     Args:
         background: has the subscribers.
         timeout: seconds to wait at most.
-        noting: creates a context in which `Background.emissions` counts the events that subscribers emit.
+        counting: creates a context in which `Background.emissions` counts the events that subscribers emit.
         allowed: returns whether the flush may be repeated while subscribers make progress. None means a fixed
             deadline, after which undelivered events are not logged.
     """

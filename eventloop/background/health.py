@@ -14,6 +14,7 @@ from time import perf_counter
 from eventloop.background.queues.runner import Delivery
 from eventloop.background.queues.subscriber import Subscriber
 from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
+from eventloop.events.encoding_errors import logged_itself
 from eventloop.util.text import error_text
 
 logger = logging.getLogger("eventloop")
@@ -51,7 +52,11 @@ class Health:
             self.errors.append(error)
         text = error_text(error)
         event = HandlerFailed(
-            handler=subscriber.name, error=text, count=max(1, subscriber.account.failed), cost=cost
+            handler=subscriber.name,
+            error=text,
+            count=max(1, subscriber.account.failed),
+            cost=cost,
+            logged=logged_itself(error),
         )
         # a failure on a report goes to `mail` only: two such subscribers would report each other forever
         self._publish(event, subscriber, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))

@@ -11,6 +11,7 @@ import torch
 
 from eventloop.assembly.attach import check_bus_owners
 from eventloop.bus import Bus
+from eventloop.costs.step_clock import TIMES
 from eventloop.events import ScalarsLogged
 from eventloop.metrics import EventStorage
 from eventloop.migration.names import knowing_renamed
@@ -18,8 +19,23 @@ from eventloop.optim.optimizers import Optimizers, named_values
 from eventloop.training.trainer import Trainer
 from eventloop.util.checks import at_least
 
-OWNED = ("optimizer", "param_scheduler", "sampler_seed", "preemption", "garbage_collection", "checkpoint")
+HOST_OWNED_HOOKS = (
+    "optimizer",
+    "param_scheduler",
+    "sampler_seed",
+    "preemption",
+    "garbage_collection",
+    "checkpoint",
+)
 """The default hooks whose work the host does, so that a driven trainer has them only on request."""
+
+
+def name_of_host(name: str) -> str:
+    """Return the name under which a number of the host's training is logged, apart from the engine's own.
+
+    The engine itself logs the times of iterations and the learning rates, at the same steps.
+    """
+    return f"host/{name}" if name in TIMES or name.partition("/")[0] == "lr" else name
 
 
 @knowing_renamed
@@ -91,7 +107,8 @@ class DrivenTrainer(Trainer):
             writers=writers,
             work_dir=work_dir,
             bus=bus,
-            default_hooks=dict.fromkeys(OWNED) | dict(default_hooks or {}),
+            default_hooks=dict.fromkeys(HOST_OWNED_HOOKS) | dict(default_hooks or {}),
+            # the Trainer needs exactly one limit, which sets its unit; the host's own limits are set below
             max_epochs=1 if by_epoch else None,
             max_iters=None if by_epoch else 1,
         )
@@ -134,6 +151,9 @@ class DrivenTrainer(Trainer):
     def log(self, scalars: Mapping[str, Any], *, mode: str = "train", step: int | None = None) -> None:
         """Emit numbers that the host has logged as `scalars_logged`, without waiting for a device.
 
+        Numbers of the training whose names the engine itself logs, which are `time`, `data_time`,
+        `step_time`, `hook_time`, `lr` and `lr/...`, are logged as `host/time` and so on.
+
         Args:
             scalars: numbers, and tensors of one element, by name. Tensors are read in the background.
             mode: "train", "val", "test", or a name of the host's.
@@ -143,6 +163,8 @@ class DrivenTrainer(Trainer):
             TypeError: a value is not a number.
         """
         step = self.iter + (self.within == "iter") if step is None else step
+        if mode == "train":
+            scalars = {name_of_host(name): value for name, value in scalars.items()}
         numbers = {
             name: float(value) for name, value in scalars.items() if not isinstance(value, torch.Tensor)
         }

@@ -127,7 +127,16 @@ class Foreign(Hook):
         self._first = True
 
     def check(self, trainer: Any) -> None:
-        """Build the system's own trainer object, or share that of an earlier callback of the system."""
+        """Build the system's own trainer object, or share that of an earlier callback of the system.
+
+        Raises:
+            ValueError: an iteration of the trainer has several batches, and the callback counts batches.
+        """
+        if trainer.counting.accumulator is not None:
+            raise ValueError(
+                f'{self.name} receives each batch, and unit="update" makes an iteration of '
+                f"{trainer.counting.batches_per_iter} batches: leave unit out"
+            )
         siblings = [
             each for each in trainer.hooks if isinstance(each, Foreign) and each.system == self.system
         ]

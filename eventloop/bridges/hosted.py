@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 from weakref import ref
 
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.evaluation.schedule import Evaluate
+from eventloop.events import BY_COMMAND
 
 logger = logging.getLogger("eventloop")
 
@@ -22,6 +24,10 @@ class HostedTrainer(DrivenTrainer):
     """
 
     _native: Any = None
+    by_command = False
+    """True within a validation that a command has asked for."""
+    evaluated: Mapping[str, float] = MappingProxyType({})
+    """The metrics of the last evaluation."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._warned: set[str] = set()
@@ -83,8 +89,7 @@ class HostedTrainer(DrivenTrainer):
         if self.passing is None or not self.metrics.in_iteration:
             self._warn_once("the end of an iteration without its beginning", "does nothing")
             return False
-        if self.mode != "train":
-            self._exit_part("evaluation")
+        self.exit_evaluation()
         return super().end_iter(outputs)
 
     def end_epoch(self) -> None:
@@ -97,9 +102,11 @@ class HostedTrainer(DrivenTrainer):
 
     def begin_val(self, mode: Evaluate = "val") -> None:
         """Begin an evaluation, after the end of what the host has left open."""
-        if self.mode != "train":
-            self._exit_part("evaluation")
+        self.exit_evaluation()
         super().begin_val(mode)
+        if self.by_command:  # hooks that act on scores leave it out
+            for scope in self._evaluated:
+                scope.reason = BY_COMMAND
 
     def begin_val_iter(self, batch: Any, batch_idx: int, loader: str = "") -> None:
         """Begin an iteration of the evaluation; do nothing without one."""
@@ -114,7 +121,13 @@ class HostedTrainer(DrivenTrainer):
     def end_val(self, metrics: Mapping[str, float]) -> None:
         """End the evaluation; do nothing without one."""
         if self._evaluates():
+            self.evaluated = dict(metrics)
             super().end_val(metrics)
+
+    def exit_evaluation(self) -> None:
+        """End an evaluation that an error of the host has left open, if there is one."""
+        if self.mode != "train":
+            self._exit_part("evaluation")
 
     def _evaluates(self) -> bool:
         if self.mode == "train":

@@ -16,7 +16,7 @@ from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.state.exchange import decided_by_rank_0
 from eventloop.util.checks import check_metric
-from eventloop.util.suggest import suggest
+from eventloop.util.suggest import unreported
 from eventloop.util.text import error_text
 
 if TYPE_CHECKING:
@@ -123,10 +123,8 @@ class OptunaPruningHook(Hook):
         if not self._training or self._pruned or event.reason != COMPLETED:
             return
         if self._monitor not in event.metrics:
-            known = suggest(self._monitor, [*event.metrics])
-            raise ValueError(
-                f"OptunaPruningHook monitors {self._monitor!r}, which the validation does not report{known}"
-            )
+            ending = unreported(self._monitor, event.metrics)
+            raise ValueError(f"OptunaPruningHook monitors {self._monitor!r}, {ending}")
         score, step = float(event.metrics[self._monitor]), event.epoch if trainer.by_epoch else trainer.iter
         if self._should_prune(score, step, together=trainer.world_size > 1):
             unit = "epoch" if trainer.by_epoch else "iteration"

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from eventloop.assembly.attach import (
 )
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.foreign import Foreign
+from eventloop.bridges.host_commands import refuse_loop_commands
 from eventloop.bridges.hosted import HostedTrainer
 from eventloop.bridges.replaced_methods import ReplacedMethods
 from eventloop.bus import Bus
@@ -42,6 +43,7 @@ from eventloop.util.checks import check_bools, check_path
 from eventloop.util.errors import WorkDirInUseError
 
 logger = logging.getLogger("eventloop")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class HasRide:
@@ -69,6 +71,19 @@ class HasRide:
             raise RuntimeError(f"the bridge has no trainer before the first run of {self._ride.host}")
         return trainer
 
+    def command(self, function: F) -> F:
+        """Make a function `(trainer, **parameters)` a command of the runs, as `Trainer.command` does.
+
+            @bridge.command
+            def prune(trainer, amount: float):
+                "Set the smallest weights to zero."
+
+        Raises:
+            TypeError, ValueError: as `Trainer.command`, here or at the begin of the host's first run.
+        """
+        self._ride.add_command(function)
+        return function
+
 
 class Ride:
     """The bus and the trainer of a bridge.
@@ -80,6 +95,7 @@ class Ride:
         never: the events that this host cannot emit, with the reasons.
         bus, hooks, writers, work_dir, measure: arguments of the bridge.
         followed: a function that is called with this ride, and so with that of each copy of the bridge.
+        steer: a function that gives the new trainer the commands that the host applies itself.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or a hook does a part of the loop that the host does,
@@ -97,6 +113,7 @@ class Ride:
         work_dir: str | Path | None,
         measure: bool,
         followed: Callable[[Ride], None] | None = None,
+        steer: Callable[[HostedTrainer], None] = lambda trainer: None,
     ) -> None:
         check_bus(bus)
         check_lists(hooks=hooks, writers=writers)
@@ -129,6 +146,9 @@ class Ride:
         """A function that returns the trainer's directory, given that of the bridge or of the host."""
         self.ended: Callable[[DrivenTrainer], None] = lambda trainer: None
         """A function that is called with the trainer after each run."""
+        self.steer = steer
+        self.commands: list[Callable[..., Any]] = []
+        """The commands that the program has added."""
         self._loaded: Mapping[str, Any] = {}  # a state that waits for the trainer
         self._calls = 0
         if followed is not None:
@@ -177,6 +197,7 @@ class Ride:
                 host=self.host,
                 work_dir=self.place(None if wanted is None else Path(wanted)),
             )
+            self._add_commands(trainer)
         elif trainer.model is not model and self.hooks:
             raise ValueError(
                 f"this bridge to {self.host} serves the model of its first run, and its hooks hold that "
@@ -192,7 +213,26 @@ class Ride:
         except WorkDirInUseError as error:
             _move(trainer, error)
             trainer.begin_run(training=training)
+        for stepper in trainer.commands.steppers:
+            stepper.follow_factors()  # those of a checkpoint
         return trainer
+
+    def add_command(self, function: Callable[..., Any]) -> None:
+        """Add a command to the trainer, now or once the host's first run creates it."""
+        self.commands.append(function)
+        if self.trainer is not None:
+            self.trainer.command(function)
+
+    def given_name(self) -> str:
+        """Return the name of an added command, or else of a handler of the bus, or ""."""
+        names = [*(each.__name__ for each in self.commands), *(each.name for each in self.bus.stats())]
+        return names[0] if names else ""
+
+    def _add_commands(self, trainer: HostedTrainer) -> None:
+        refuse_loop_commands(trainer)
+        self.steer(trainer)
+        for function in self.commands:
+            trainer.command(function)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the bridge's hooks, for the host's checkpoint, as plain values.

@@ -31,6 +31,7 @@ from eventloop.bus.capture import capture
 from eventloop.bus.dry_run import FirstEvent
 from eventloop.bus.event_order import event_plans, plan_table
 from eventloop.bus.event_signal import EventSignal
+from eventloop.bus.handler import refuse_functions
 from eventloop.bus.process_exit import unwatch, watch
 from eventloop.bus.recording import Recording, begin_recording
 from eventloop.bus.subscribers import Subscribers
@@ -80,7 +81,7 @@ class Bus:
         """True for a trainer's bus: after a close, the next run or background subscription reopens it."""
         self.begins_in_forks = False
         """True for a bridge's bus: a process forked before the first run keeps the subscribers for a run."""
-        self.overtime = True  # False once a signal ends the run, which leaves flushes and closes less time
+        self.overtime = True  # False once a signal ends the run: waits are shorter, and never extended
         self.stopped_at: float | None = None  # the `monotonic` time at which a signal stopped the run's loop
         self._background = Background()
         self._subscribers = Subscribers(self, self._background)
@@ -115,11 +116,9 @@ class Bus:
     ) -> Callable[[F], F]:
         """Subscribe the decorated function and return it unchanged; see `subscribe` for the arguments.
 
-        A coroutine function runs on the bus's event loop, on a background thread, or on the caller's event
-        loop with `loop=asyncio.get_running_loop()`.
+        A coroutine function runs on the bus's event loop in the background, or with `loop=` on the caller's.
         """
-        if len(events) == 1 and callable(events[0]) and not isinstance(events[0], type):
-            raise TypeError('bus.on needs the event: write @bus.on("after_train_iter"), not @bus.on')
+        refuse_functions(events)
 
         def decorate(fn: F) -> F:
             background = SubscriberOptions(queue, overflow, on_error, stall_timeout, batch)
@@ -158,7 +157,7 @@ class Bus:
         Args:
             fn: `(trainer, event)` or `(event)`; in the background only `(event)`.
             events: names, classes, or "*" for all events (for a sync handler all but background-born events).
-            priority: a `Priority`, its name, or 0..100. Lower runs first; ties run in registration order.
+            priority: of a sync handler: a `Priority`, its name, or 0..100; lower first, ties as registered.
             every, start: call `fn` when the event's counter `c` has `c > start and (c - start) % every == 0`.
             once: call `fn` a single time, then unsubscribe it.
             when: a function of the event that returns whether `fn` is called.
@@ -314,10 +313,7 @@ class Bus:
         return self._wanted
 
     def latest(self, event: str | type[E]) -> E | None:
-        """Return the last emitted event of a type, or None.
-
-        The training loop does not emit events without subscribers.
-        """
+        """Return the last emitted event of a type, or None. A trainer emits only events with subscribers."""
         event_type: Any = find_event(event)
         if event_type in self._background.latest:
             return self._background.latest[event_type]  # type: ignore[return-value]
@@ -480,7 +476,12 @@ class Bus:
         return report
 
     def end(self, timeout: float, *, overtime: bool = False) -> bool:
-        """Close the bus without a report, as at interpreter exit. Return whether everything was delivered."""
+        """Close the bus without a report, as at interpreter exit. Return whether everything was delivered.
+
+        Args:
+            timeout: seconds to wait at most. A wait shorter than the default logs no advice on settings.
+            overtime: whether to extend the wait while subscribers make progress, until a signal ends the run.
+        """
         self.closed, background = True, self._background  # another thread may reopen the bus meanwhile
         allowed = (lambda: self.overtime) if overtime else None
         complete = closing.close(background, timeout, allowed, advises=timeout >= self.patience)
@@ -518,7 +519,7 @@ class Bus:
         self.closed = False
 
     def ending_run(self, ends: Callable[[], bool] = lambda: False) -> AbstractContextManager[None]:
-        """Let the caller report lost events instead of `close`, and end a flush once `ends()` is True."""
+        """Let the caller log the lost events of the block, and end a flush in it once `ends()` is True."""
         return self._background.ending_run(ends)
 
     def __enter__(self) -> Self:
@@ -537,8 +538,7 @@ class Bus:
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
             "a Bus cannot be pickled: it belongs to the process that made it. Something sent to another "
-            "process (a Dataset, a collate function) holds it, or the trainer; let it hold plain values "
-            "instead"
+            "process (a Dataset, a collate function) holds it, or the trainer: let it hold plain values"
         )
 
     def become_inert(self) -> None:

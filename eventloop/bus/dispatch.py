@@ -196,14 +196,21 @@ class Plan:
             index: the failed handler, or -1 if handing over to the background failed.
             event, trainer: the arguments of the emit.
             seconds: the duration of the failed call; None if the event was not clocked.
+
+        Raises:
+            RuntimeError: the error is a StopIteration.
         """
         if seconds is not None and index >= 0 and not self.handlers[index].filtered:
             self.handlers[index].timing.add(seconds)
-        if self._on_failure(error, self.handlers, index, event, trainer):
-            return
-        for handler in self.handlers[index + 1 :]:
-            if not handler.filtered:  # counted once per run of the plan, but not reached
-                handler.calls -= 1
+        if not self._on_failure(error, self.handlers, index, event, trainer):
+            for handler in self.handlers[index + 1 :]:
+                if not handler.filtered:  # counted once per run of the plan, but not reached
+                    handler.calls -= 1
+        if isinstance(error, StopIteration) and index >= 0:  # it would end the generator of a training loop
+            raise RuntimeError(
+                f"handler {self.handlers[index].name} raised StopIteration: to end the run, call "
+                "trainer.stop(reason); next(...) with a default does not raise it"
+            ) from error
 
 
 @excludes_waits

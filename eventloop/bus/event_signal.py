@@ -168,7 +168,7 @@ class EventSignal(blinker.Signal):
 
         Args:
             hand_overs: the functions, one for each background subscriber.
-            stamped: the functions that also note the time of the emit, for events whose wait is measured.
+            timed: the functions that also note the time of the emit, for events whose wait is measured.
             has_background: False on a closed bus, where the functions only count the event as dropped.
         """
         if hand_overs != self._hand_overs:

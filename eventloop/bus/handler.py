@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import perf_counter
 from types import FunctionType, MethodType
 from typing import Any, Literal
@@ -163,10 +163,28 @@ def _nothing(_: object) -> None:
     """Do nothing, in place of the function of a cancelled handler."""
 
 
-def calling_convention(fn: Callable[..., object], *, background: bool) -> Takes:
-    """Return whether a handler takes `(event)` or `(trainer, event)`, from its signature."""
+def refuse_functions(events: Iterable[object]) -> None:
+    """Refuse a function among the events of `bus.on`, which subscribes only what it decorates.
+
+    Raises:
+        TypeError: there is one; the message says what to write.
+    """
+    for event in events:
+        if callable(event) and not isinstance(event, type):
+            raise TypeError(
+                f'bus.on takes events, got {handler_name(event)}: write @bus.on("after_train_iter"), not '
+                '@bus.on, above a function, or bus.subscribe(function, "after_train_iter")'
+            )
+
+
+def check_callable(fn: object) -> None:
+    """Raise TypeError if a handler is something that cannot be called."""
     if not callable(fn):
         raise TypeError(f"a handler must be callable, got {fn!r}")
+
+
+def calling_convention(fn: Callable[..., object], *, background: bool) -> Takes:
+    """Return whether a handler takes `(event)` or `(trainer, event)`, from its signature."""
     method = fn.__func__ if isinstance(fn, MethodType) and not background else None
     if isinstance(method, FunctionType):
         if method not in _method_conventions:

@@ -16,7 +16,7 @@ from eventloop.background.queues.awaited import stuck
 from eventloop.background.queues.inbox import Route
 from eventloop.background.queues.options import Offload, SubscriberOptions
 from eventloop.background.queues.subscriber import Subscriber
-from eventloop.bus.handler import Handler
+from eventloop.bus.handler import Handler, check_callable
 from eventloop.costs.records import RunsOn, SubscriberCost
 from eventloop.events import Event
 from eventloop.events.base import event_name
@@ -66,8 +66,8 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     spilled: int = 0
     """The events that exceeded the queue and waited in the spill file; see `overflow="spill"`."""
     losses_logged: bool = False
-    """Whether the log has told all losses since the last run or close already, in the line which says that a
-    server is missing and that no more events are delivered."""
+    """Whether the log has told all losses since the last run or close already: a server is missing, or a
+    service has not taken an event, and a line said so then."""
     untaken: int = 0
     """Those of `queued` that the subscriber has, and its destination has not taken, such as a server."""
 
@@ -180,6 +180,7 @@ class Options:
         Raises:
             TypeError, ValueError: an argument is invalid, or has no effect for this kind of function.
         """
+        check_callable(fn)
         number = get_priority(priority)
         check_filter(every, start, once, when)
         background.check()
@@ -188,6 +189,8 @@ class Options:
         label = name or handler_name(fn)
         kind = _check_offload(label, offload)
         _check_kind(label, fn, kind, loop, background)
+        if number != Priority.NORMAL and (kind or is_coroutine_function(fn)):
+            raise ValueError(f"{label} runs in the background: priority={priority!r} would have no effect")
         budget = None if budget_us is None else check_budget(label, budget_us)
         return cls(number, every, start, once, when, name, kind, budget, loop, background)
 
@@ -230,9 +233,7 @@ def _check_kind(
     """Refuse options that have no effect for a sync handler, or for a coroutine function."""
     coroutine = is_coroutine_function(fn)
     if offload and coroutine:
-        raise ValueError(
-            f"{name} is a coroutine function and runs on the background loop: offload must be None"
-        )
+        raise ValueError(f"{name} is a coroutine function and runs on the background loop: leave offload out")
     _check_loop(name, fn, loop, background)
     if not offload and not coroutine and (changed := background.changed()):
         raise ValueError(
@@ -336,9 +337,8 @@ class Subscription:
         """Return the filters for an event type, created at the first call, because they may hold counts."""
         if event_type not in self.routes:
             options = self.options
-            if (
-                options.background.overflow == "block"
-            ):  # an unwanted event must not make the emitting thread wait
+            # an unwanted event must not make the emitting thread wait
+            if options.background.overflow == "block":
                 self.routes[event_type] = Route(self.filter(event_type), None)
             elif options.once:
                 self.routes[event_type] = Route(None, self.filter(event_type))
@@ -381,19 +381,18 @@ class Subscription:
             return SubscriptionStats(self.name, self.event, "sync", calls, seconds, calls, 0, 0, 0, 0)
         now, reason = subscriber.counts, subscriber.account.ended_by
         state = stuck(subscriber) or subscriber.left_in
-        # after a close without a state and without events in the queue, nothing is left
+        # a subscriber that closed with an empty queue and is not stuck ended normally: no [closed] is shown
         ended = f"[{reason}]" if reason and (reason != "closed" or now.queued or state) else ""
         error = f"{ended} {'; '.join(filter(None, (subscriber.account.last_error, state)))}".strip()
         counts = now.calls, now.seconds, now.delivered - now.unconfirmed, now.dropped, now.failed
         queue = now.queued + now.unconfirmed, now.peak, error, now.spilled
-        logged = subscriber.account.losses_logged, now.unconfirmed
+        logged = subscriber.account.losses_named, now.unconfirmed
         return SubscriptionStats(self.name, self.event, self.runs_on, *counts, *queue, *logged)
 
     def cost(self) -> SubscriberCost:
         """Return the costs of a background subscriber."""
         subscriber, account = self.subscriber, self.account()
         assert subscriber is not None
-        budget = subscriber.busy.budget
         return SubscriberCost(
             name=self.name,
             event=self.event,
@@ -403,14 +402,15 @@ class Subscription:
             failed=account.failed,
             queued=account.queued,
             peak_queued=account.peak_queued,
+            capacity=subscriber.options.capacity,
             spilled=account.spilled,
             calls=account.calls,
             seconds=account.seconds,
             wait=subscriber.inbox.waits.times(),
             busy=subscriber.busy.times(account.calls),
             error=account.error,
-            budget=None if budget is None else budget.seconds,
-            over_budget=budget is not None and budget.exceeded,
+            budget=self.options.budget,
+            over_budget=self.over_budget,
         )
 
     @property

@@ -2,9 +2,9 @@
 
 Start with `store`, which writes and reads one checkpoint. `manifest` describes a checkpoint, `directory`
 finds the newest and the best, `listing` describes a directory for people. `saving` copies and writes a state
-in the background, `retention` decides which checkpoints stay. The package may import `data`, `optim`,
-`metrics`, `state` and the packages below them. Public names are imported when they are first used, because
-some need torch.
+in the background, `sharded` does so on several ranks together, `retention` decides which checkpoints stay.
+The package may import `data`, `optim`, `metrics`, `state` and the packages below them. Public names are
+imported when they are first used, because some need torch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from eventloop.checkpoint.directory import find_checkpoints as find_checkpoints
     from eventloop.checkpoint.manifest import read_manifest as read_manifest
+    from eventloop.checkpoint.sharded.load import load_sharded as load_sharded
     from eventloop.checkpoint.store import latest_checkpoint as latest_checkpoint
     from eventloop.checkpoint.store import load_best as load_best
     from eventloop.checkpoint.store import load_checkpoint as load_checkpoint
@@ -30,6 +31,7 @@ _MODULES = {
     "load_best": "store",
     "load_checkpoint": "store",
     "load_newest": "store",
+    "load_sharded": "sharded.load",
     "save_checkpoint": "store",
     "verify_checkpoint": "verify",
     "read_manifest": "manifest",

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import sys
 import zlib
@@ -24,6 +25,8 @@ CHECKED = 1 << 20
 Computing the CRC of a larger record takes longer than writing it. `torch.load` never checks it, and the
 manifest has the SHA-256.
 """
+GATHERED = 8 << 20
+"""The bytes of small records after which they are written."""
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
@@ -48,7 +51,7 @@ def write_archive(records: Iterable[tuple[str, bytes | memoryview]], sink: Sink)
     """Write records as a zip file, and add the records `byteorder` and `version`, as `torch.save` does.
 
     Args:
-        records: the name and the bytes of each record.
+        records: the name and the bytes of each record, which are taken one after the other.
         sink: the file to write to.
 
     Raises:
@@ -58,20 +61,34 @@ def write_archive(records: Iterable[tuple[str, bytes | memoryview]], sink: Sink)
     own = [("byteorder", sys.byteorder.encode()), ("version", b"3\n")]
     entries: list[_Entry] = []
     small: list[bytes | memoryview] = []  # pieces that are written together
-    position = 0
-    for name, data in (*records, *own):
+    position = written = 0
+    for name, data in itertools.chain(records, own):
         header, entry = _header(name, data, position)
         entries.append(entry)
         position += len(header) + len(data)
         small.append(header)
         if len(data) <= CHECKED:
             small.append(data)
-        else:
+        if len(data) > CHECKED or position - written > GATHERED:
             sink.write(b"".join(small))
-            sink.write(data)
+            if len(data) > CHECKED:
+                sink.write(data)
             small.clear()
+            written = position
     central = b"".join(map(_central, entries))
     sink.write(b"".join([*small, central, _end(len(entries), position, len(central))]))
+
+
+def archive_length(records: Iterable[tuple[str, int]]) -> int:
+    """Return the length of the file that `write_archive` makes of records, given their names and lengths."""
+    entries: list[_Entry] = []
+    position = 0
+    for name, size in (*records, ("byteorder", len(sys.byteorder)), ("version", 2)):
+        entry = _Entry(f"{FOLDER}/{name}".encode(), 0, size, position)
+        entries.append(entry)
+        position += len(_local_header(entry)) + size
+    central = sum(len(_central(entry)) for entry in entries)
+    return position + central + len(_end(len(entries), position, central))
 
 
 def _header(name: str, data: bytes | memoryview, position: int) -> tuple[bytes, _Entry]:
@@ -79,13 +96,19 @@ def _header(name: str, data: bytes | memoryview, position: int) -> tuple[bytes, 
     size = len(data)
     crc = zlib.crc32(data) if size <= CHECKED else 0
     entry = _Entry(f"{FOLDER}/{name}".encode(), crc, size, position)
+    return _local_header(entry), entry
+
+
+def _local_header(entry: _Entry) -> bytes:
+    """Return the header that stands before the data of a record."""
+    size = entry.size
     extra = struct.pack("<2H2Q", _ZIP_64, 16, size, size) if size >= _MAX_32 else b""
-    padding = -(position + _LOCAL.size + len(entry.name) + len(extra) + 4) % ALIGNMENT
+    padding = -(entry.offset + _LOCAL.size + len(entry.name) + len(extra) + 4) % ALIGNMENT
     extra += struct.pack("<2H", _PADDING, padding) + bytes(padding)
     low, flags_and_time = min(size, _MAX_32), (0, 0, 0)
     lengths = len(entry.name), len(extra)
-    fixed = _LOCAL.pack(b"PK\3\4", _VERSION_64, *flags_and_time, _EPOCH, crc, low, low, *lengths)
-    return fixed + entry.name + extra, entry
+    fixed = _LOCAL.pack(b"PK\3\4", _VERSION_64, *flags_and_time, _EPOCH, entry.crc, low, low, *lengths)
+    return fixed + entry.name + extra
 
 
 def _central(entry: _Entry) -> bytes:

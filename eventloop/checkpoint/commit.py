@@ -17,50 +17,24 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import mmap
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from io import FileIO
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from eventloop.checkpoint.archive import write_archive
 from eventloop.checkpoint.disk import DISK, Disk, FileHash, Sink, make_directories, run_together
+from eventloop.processes.shared_memory import Mapped, Record, mapped_records, memory_of, with_own_bytes
 from eventloop.temporary.leftovers import remove_dead
 from eventloop.temporary.names import temporary_path
 
 PAYLOAD = "state.pth"
 MANIFEST = "manifest.json"
-
-
-class Mapped(NamedTuple):
-    """Describes shared memory, for the saver's process to map tensors of the training.
-
-    Attributes:
-        path: the path under `/proc`, which exists while the training process lives.
-        size: the number of bytes.
-        number: the inode number, which differs from that of any other shared memory.
-    """
-
-    path: str
-    size: int
-    number: int
-
-    def open(self) -> memoryview:
-        """Map the memory and return its bytes; it stays mapped while the returned view exists."""
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            return memoryview(mmap.mmap(descriptor, self.size, access=mmap.ACCESS_READ))
-        finally:
-            os.close(descriptor)
-
-
-Record = tuple[str, bytes | memoryview | Mapped]
-"""The name of a record of the payload, and its bytes."""
 
 
 class Save(NamedTuple):
@@ -80,18 +54,46 @@ class Save(NamedTuple):
     replaces: tuple[Path, ...] = ()
     spares: int = 0
 
-    def open_records(self) -> tuple[tuple[str, bytes | memoryview], ...]:
-        """Return the records with views of shared memory, which stays mapped while the views exist.
+    def memory(self) -> set[Mapped]:
+        """Return the shared memory that the records name."""
+        return memory_of(self.records)
 
-        Raises:
-            OSError: the training process, which allocated the memory, has ended.
-        """
-        return tuple((name, data.open() if isinstance(data, Mapped) else data) for name, data in self.records)
+    def mapped(self, memory: Mapping[Mapped, memoryview]) -> Save:
+        """Return a save with views of shared memory; see `mapped_records`."""
+        return self._replace(records=mapped_records(self.records, memory))
 
     def with_own_bytes(self) -> Save:
         """Return a save with copies of the tensors' bytes, so that the tensors may change."""
-        own = ((name, data if isinstance(data, Mapped) else bytes(data)) for name, data in self.records)
-        return self._replace(records=tuple(own))
+        return self._replace(records=with_own_bytes(self.records))
+
+    def staged(self, disk: Disk, given_up: threading.Event | None) -> Staged:
+        """Return the steps that make the checkpoint durable."""
+        return Staged(self, disk, given_up)
+
+
+class AnySave(Protocol):
+    """What `commit` needs of a save: the whole of a checkpoint, or the part of it that one rank writes."""
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint's absolute path."""
+
+    @property
+    def replaces(self) -> tuple[Path, ...]:
+        """The checkpoints to remove, oldest first."""
+
+    @property
+    def spares(self) -> int:
+        """The number of checkpoints in `replaces` that are kept, the newest existing ones."""
+
+    def memory(self) -> set[Mapped]:
+        """Return the shared memory that the records name."""
+
+    def mapped(self, memory: Mapping[Mapped, memoryview]) -> AnySave:
+        """Return a save with views of shared memory that is mapped; see `mapped_records`."""
+
+    def staged(self, disk: Disk, given_up: threading.Event | None) -> Staged:
+        """Return the steps that make the checkpoint durable."""
 
 
 class Outcome(NamedTuple):
@@ -163,7 +165,7 @@ class Removals:
 
 
 def commit(
-    saves: Sequence[Save],
+    saves: Sequence[AnySave],
     disk: Disk = DISK,
     given_up: threading.Event | None = None,
     removals: Removals | None = None,
@@ -181,17 +183,17 @@ def commit(
             default they are removed at once, which takes one more sync.
     """
     own = Removals(disk) if removals is None else removals
-    staged = [_Staged(save, disk, given_up) for save in saves]
+    staged = [save.staged(disk, given_up) for save in saves]
     try:
         for each in staged:
-            each.attempt(_Staged.write)
+            each.attempt(lambda save: save.write())
         _sync_contents(staged)
         for each in staged:
-            each.attempt(_Staged.rename_to_free_name)
+            each.attempt(lambda save: save.rename_to_free_name())
         # the names that the commit before this one gave are durable now, too
         warnings = own.remove() if _sync_names(staged, disk) else []
         for each in staged:
-            each.attempt(_Staged.replace_former)
+            each.attempt(lambda save: save.replace_former())
         for each in staged:
             each.attempt(lambda save: save.rename_replaced(own))
         warnings += own.finish() if removals is None else []
@@ -205,22 +207,22 @@ def commit(
     return [*outcomes[:-1], *last]
 
 
-def _sync_contents(staged: Sequence[_Staged]) -> None:
+def _sync_contents(staged: Sequence[Staged]) -> None:
     """Make the files of all saves durable at the same time; an error of one fails its save only."""
-    syncs = [(each, sync) for each in staged if each.error is None for sync in each.syncs()]
+    syncs = [(each, sync) for each in staged if each.under_way for sync in each.syncs()]
     errors = run_together([sync for _, sync in syncs])
     for (each, _), error in zip(syncs, errors, strict=True):
         if error is not None and each.error is None:
             each.fail(error)
 
 
-def _sync_names(staged: Sequence[_Staged], disk: Disk) -> bool:
+def _sync_names(staged: Sequence[Staged], disk: Disk) -> bool:
     """Make the new names durable with one sync of their folder; if it fails, all these saves fail.
 
     Returns:
         Whether the folder was synced.
     """
-    named = [each for each in staged if each.error is None]
+    named = [each for each in staged if each.under_way]
     try:
         if named:
             disk.sync_directory(named[0].path.parent)
@@ -231,7 +233,7 @@ def _sync_names(staged: Sequence[_Staged], disk: Disk) -> bool:
     return bool(named)
 
 
-class _Staged:
+class Staged:
     """The steps that make one checkpoint durable, and the files and names made so far."""
 
     def __init__(self, save: Save, disk: Disk, given_up: threading.Event | None) -> None:
@@ -240,12 +242,19 @@ class _Staged:
         self._work: Path | None = None  # the directory with the temporary name
         self._name: Path | None = None  # the name after the first rename
         self._files: list[FileIO] = []  # open until they are synced
-        self._size, self._at = 0, 0.0
+        self.size, self._at = 0, 0.0
+        self.done = False
+        """True if nothing is left to write or to rename."""
         self._warnings: list[str] = []
 
-    def attempt(self, step: Callable[[_Staged], None]) -> None:
-        """Do a step unless an earlier step failed; an error in the step fails the save."""
-        if self.error is None:
+    @property
+    def under_way(self) -> bool:
+        """Return whether steps are left to do."""
+        return self.error is None and not self.done
+
+    def attempt(self, step: Callable[[Staged], None]) -> None:
+        """Do a step unless an earlier step failed or nothing is left; an error in it fails the save."""
+        if self.under_way:
             try:
                 step(self)
             except Exception as error:
@@ -258,16 +267,26 @@ class _Staged:
 
     def write(self) -> None:
         """Write all files into a new directory; the manifest comes last, as it has the payload's hash."""
-        make_directories(self.path.parent, self._disk)
-        self._work = temporary_path(self.path, "tmp")
-        self._disk.make_directory(self._work)
-        records = self._save.open_records()
-        payload = self._write_file(PAYLOAD, lambda sink: write_archive(records, sink))
-        self._size = payload.bytes
-        sealed = seal(self._save.manifest, {PAYLOAD: payload})
-        self._write_file(MANIFEST, lambda sink: sink.write(sealed))
+        self.make_work_directory()
+        self.write_whole({})
 
-    def _write_file(self, name: str, write: Callable[[Sink], object]) -> FileHash:
+    def make_work_directory(self) -> Path:
+        """Make the directory with the temporary name, and return its path."""
+        make_directories(self.path.parent, self._disk)
+        self._work = work = temporary_path(self.path, "tmp")
+        self._disk.make_directory(work)
+        return work
+
+    def write_whole(self, others: dict[str, FileHash]) -> None:
+        """Write the payload and the manifest, which also has the hashes of other files that are written."""
+        records = mapped_records(self._save.records, {})
+        files = {PAYLOAD: self.write_file(PAYLOAD, lambda sink: write_archive(records, sink)), **others}
+        self.size = sum(file.bytes for file in files.values())
+        sealed = seal(self._save.manifest, files)
+        self.write_file(MANIFEST, lambda sink: sink.write(sealed))
+
+    def write_file(self, name: str, write: Callable[[Sink], object]) -> FileHash:
+        """Write a file of the new directory, which is synced later, and return its size and hash."""
         assert self._work is not None
         file = self._disk.create(self._work / name)
         self._files.append(file)
@@ -282,11 +301,16 @@ class _Staged:
         files = [partial(self._disk.sync, file) for file in self._files]
         return [*files, lambda: self._disk.sync_directory(work)]
 
+    def close_files(self) -> None:
+        """Close the files that were written."""
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
     def rename_to_free_name(self) -> None:
         """Give the directory the checkpoint's name, or a numbered one while that name is taken."""
         assert self._work is not None
-        for file in self._files:
-            file.close()
+        self.close_files()
         numbered = (self.path.with_name(f"{self.path.name}-{n}") for n in itertools.count(1))
         names = itertools.chain([self.path], numbered)
         self._name = next(name for name in names if not name.exists())
@@ -323,8 +347,7 @@ class _Staged:
 
     def end(self) -> None:
         """Close the files, and remove them unless the checkpoint is durable."""
-        for file in self._files:
-            file.close()
+        self.close_files()
         if self._work is None:
             return
         if self._at:
@@ -339,7 +362,7 @@ class _Staged:
 
     def outcome(self) -> Outcome:
         """Return the result of the save, after all steps."""
-        return Outcome(self._size, self._at, self.error, tuple(self._warnings))
+        return Outcome(self.size, self._at, self.error, tuple(self._warnings))
 
 
 def seal(manifest: bytes, files: dict[str, FileHash]) -> bytes:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,20 @@ def read_safetensors(path: Path, map_location: Any = "cpu") -> dict[str, torch.T
         name: tensors[first] for name, first in metadata.items() if name not in _METADATA and first in tensors
     }
     return {**tied, **tensors}
+
+
+def whole_objects(error: Exception) -> str:
+    """Return what to do about a file with objects of classes, given PyTorch's error for it; else "".
+
+    PyTorch's own text has control codes of a terminal and recommends to execute the file's code.
+    """
+    found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+    if found is None:
+        return ""
+    return (
+        f"it holds objects of {found[1]}, as torch.save(model) writes them, and reading them would execute "
+        "code of the file: save model.state_dict() instead"
+    )
 
 
 def as_checkpoint(state: object, path: Path) -> dict[str, Any]:

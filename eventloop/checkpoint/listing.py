@@ -34,6 +34,7 @@ class Item(msgspec.Struct, kw_only=True):
         name: the name in the directory.
         bytes: the size of all its files.
         time: the time of the save, ISO 8601.
+        ranks: the number of ranks that have written it, if its model is sharded.
         epoch, iter, batch_idx: completed epochs, completed iterations, and completed batches of the current
             epoch.
         best: the metrics for which it was one of the best when saved, with its scores; scores that are
@@ -55,6 +56,7 @@ class Item(msgspec.Struct, kw_only=True):
     name: str
     bytes: int
     time: str
+    ranks: int | None = None
     epoch: int | None = None
     iter: int | None = None
     batch_idx: int | None = None
@@ -199,6 +201,7 @@ class Stock:
             name=path.name,
             bytes=sum(entry.bytes for entry in manifest.files.values()),
             time=manifest.time,
+            ranks=None if isinstance(manifest.ranks, msgspec.UnsetType) else manifest.ranks,
             epoch=manifest.epoch,
             iter=manifest.iter,
             batch_idx=manifest.batch_idx,

@@ -18,7 +18,8 @@ from eventloop.checkpoint.commit import MANIFEST, sealed
 from eventloop.util.errors import CheckpointError
 from eventloop.util.file_names import is_plain_name
 
-SCHEMA = 1
+SCHEMA, SHARDED_SCHEMA = 1, 2
+"""The versions of the layout of a manifest, and of one of a checkpoint that several ranks have written."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """The errors that a decoder raises for bytes of another format, for deep nesting or a too long number."""
 
@@ -75,6 +76,8 @@ class Manifest(Label, frozen=True, kw_only=True):
 
     Attributes:
         schema: the version of this layout.
+        ranks: the number of ranks that have written the checkpoint; unset if rank 0 alone has.
+        save: the name of the directory that they wrote to, which distinguishes this save from all others.
         iter, epoch, batch_idx: completed iterations, completed epochs, and completed batches of the current
             epoch.
         max_iters, max_epochs: the planned length of the run.
@@ -85,6 +88,8 @@ class Manifest(Label, frozen=True, kw_only=True):
     """
 
     schema: int = SCHEMA
+    ranks: int | msgspec.UnsetType = msgspec.UNSET
+    save: str | msgspec.UnsetType = msgspec.UNSET
     iter: int = 0
     epoch: int = 0
     batch_idx: int = 0
@@ -99,8 +104,10 @@ class Manifest(Label, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         Label.__post_init__(self)
+        if (self.schema == SHARDED_SCHEMA) != (self.ranks is not msgspec.UNSET):
+            raise ValueError(f"ranks: expected a number in schema {SHARDED_SCHEMA} alone, got {self.ranks!r}")
         for name in self.files:
-            if not is_plain_name(name):
+            if not is_plain_name(name) and name != ".metadata":
                 raise ValueError(f"files: expected names of files in the directory, got {name!r}")
 
 
@@ -123,8 +130,18 @@ def encode_body(manifest: Manifest) -> bytes:
     return body
 
 
-def unseal(raw: bytes, path: Path, field: str, schema: int) -> bytes:
-    """Return the JSON under `field` of a sealed file (`commit.sealed`), after a check of hash and version."""
+def unseal(raw: bytes, path: Path, field: str, *schemas: int) -> bytes:
+    """Check the hash and the schema of a file that `commit.sealed` has made; return the JSON in it.
+
+    Args:
+        raw: the bytes of the file.
+        path: the file's path, for the messages.
+        field: the field under which the file has the JSON.
+        schemas: the versions that are accepted in the JSON's field `schema`.
+
+    Raises:
+        CheckpointError: the file is damaged, or its schema is not one of `schemas`.
+    """
     try:
         body = bytes(msgspec.json.decode(raw, type=dict[str, msgspec.Raw])[field])
         if sealed(field, body) != raw:
@@ -132,9 +149,10 @@ def unseal(raw: bytes, path: Path, field: str, schema: int) -> bytes:
         version = msgspec.json.decode(body, type=_Versioned).schema
     except (*UNREADABLE, KeyError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
-    if version != schema:
+    if version not in schemas:
+        known = " and ".join(map(str, schemas))
         raise CheckpointError(
-            f"{path} has schema {version!r}, this version of eventloop reads {schema}: update eventloop"
+            f"{path} has schema {version!r}, this version of eventloop reads {known}: update eventloop"
         )
     return body
 
@@ -159,7 +177,7 @@ def read_identified(directory: Path) -> tuple[Manifest, str]:
     except OSError as error:
         what = "it was not completed" if not path.exists() else str(error)
         raise CheckpointError(f"{directory} has no readable {MANIFEST}: {what}") from error
-    body = unseal(raw, path, "manifest", SCHEMA)
+    body = unseal(raw, path, "manifest", SCHEMA, SHARDED_SCHEMA)
     try:
         return msgspec.json.decode(body, type=Manifest), hashlib.sha256(raw).hexdigest()
     except UNREADABLE as error:

@@ -9,22 +9,24 @@ import ctypes
 import io
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.storage import TypedStorage, UntypedStorage
 
 from eventloop._version import __version__
-from eventloop.checkpoint.commit import Mapped, Record, Save
+from eventloop.checkpoint.commit import Save
 from eventloop.checkpoint.manifest import Label, Manifest, encode_body, tensor_table
-from eventloop.state.sharded import NO_SHARDED_SAVES, refuse_sharded
+from eventloop.processes.shared_memory import Mapped, Record
+from eventloop.state.sharded import NO_SHARDS_THERE, refuse_sharded
 from eventloop.state.tensors import tensors_of
 
 _PROTOCOL = 2  # of the pickle that `torch.load(weights_only=True)` reads
 _STORAGES = frozenset({TypedStorage, UntypedStorage})
 _NO_LABEL = Label()
+_Bytes = TypeVar("_Bytes")
 
 Rebuilt = Mapping[int, tuple[Any, ...]]
 """The results of `__reduce_ex__` of tensors, by `id`; this call takes ten times as long as pickling."""
@@ -50,15 +52,41 @@ def serialize(
         TypeError: a tensor of the state is sharded over ranks.
         CheckpointError: the manifest could not be read again.
     """
-    manifest = encode_body(_manifest(state, label))
-    memory = memory or {}
+    manifest = encode_body(manifest_of(state, label))
+    return Save(path, records_of(dict(state), rebuilt or {}, memory or {}), manifest)
+
+
+def records_of(value: Any, rebuilt: Rebuilt, memory: Mapping[int, Mapped]) -> tuple[Record, ...]:
+    """Return a value as the records of `torch.save`'s file; the arguments are those of `serialize`."""
+
+    def read(storage: UntypedStorage) -> bytes | memoryview | Mapped:
+        return memory.get(storage.data_ptr()) or bytes_of_storage(storage)
+
+    return tuple(records_by(read, value, rebuilt))
+
+
+def records_by(
+    read: Callable[[UntypedStorage], _Bytes], value: Any, rebuilt: Rebuilt
+) -> Iterator[tuple[str, bytes | _Bytes]]:
+    """Yield a value as the records of `torch.save`'s file.
+
+    Args:
+        read: returns the bytes of a storage, once those before it are written.
+        value, rebuilt: as in `serialize`.
+    """
     stream = io.BytesIO()
-    pickler = _Pickler(stream, rebuilt or {})
-    pickler.dump(dict(state))
-    records: list[Record] = [("data.pkl", stream.getvalue())]
+    pickler = _Pickler(stream, rebuilt)
+    pickler.dump(value)
+    yield "data.pkl", stream.getvalue()
     for key, storage in pickler.storages.items():
-        records.append((f"data/{key}", memory.get(storage.data_ptr()) or bytes_of_storage(storage)))
-    return Save(path, tuple(records), manifest)
+        yield f"data/{key}", read(storage)
+
+
+def pickled(tensor: torch.Tensor) -> bytes:
+    """Return the pickle by which `torch.load` makes a tensor of the bytes of a record `data/0`."""
+    stream = io.BytesIO()
+    _Pickler(stream, {}).dump(tensor)
+    return stream.getvalue()
 
 
 class _Pickler(pickle.Pickler):
@@ -91,17 +119,21 @@ class _Pickler(pickle.Pickler):
 
 def bytes_of_storage(storage: UntypedStorage) -> bytes | memoryview:
     """Return the bytes of a storage; for the CPU as a view, which keeps the storage alive."""
-    size = storage.nbytes()
     if storage.device.type != "cpu":
         storage = storage.cpu()
+    return bytes_at(storage.data_ptr(), storage.nbytes(), storage)
+
+
+def bytes_at(address: int, size: int, owner: object) -> bytes | memoryview:
+    """Return a view of host memory, which keeps the owner of the memory alive."""
     if not size:
         return b""
-    array = (ctypes.c_ubyte * size).from_address(storage.data_ptr())
-    array.owner = storage  # type: ignore[attr-defined]
+    array = (ctypes.c_ubyte * size).from_address(address)
+    array.owner = owner  # type: ignore[attr-defined]
     return memoryview(array)
 
 
-def _manifest(state: Mapping[str, Any], label: Label) -> Manifest:
+def manifest_of(state: Mapping[str, Any], label: Label) -> Manifest:
     """Return the manifest of a state, without files.
 
     Raises:
@@ -109,7 +141,7 @@ def _manifest(state: Mapping[str, Any], label: Label) -> Manifest:
     """
     tensors = tuple(tensor_table(state))
     for entry, tensor in zip(tensors, tensors_of(state), strict=False):
-        refuse_sharded(f"the checkpoint's {entry.name}", tensor, NO_SHARDED_SAVES)
+        refuse_sharded(f"the checkpoint's {entry.name}", tensor, NO_SHARDS_THERE)
     meta = state.get("meta", {})
     position = meta.get("position", {})
     return Manifest(

@@ -3,7 +3,8 @@
 `state.pth` is the state as `torch.save` writes it: a mapping with MMEngine's keys `meta` (counters),
 `state_dict` (the model), `optimizer`, `param_schedulers`, `hooks` (by name) and `rng`; plain
 `torch.load(path, weights_only=True)` reads it. `manifest.json` describes the state and has the SHA-256 of
-every file; it is written last. The saver writes and `Trainer.resume` reads through this module.
+every file; it is written last. A checkpoint that several ranks have written also has shards, see `sharded`.
+`Trainer.resume` reads through this module; the saver encodes with `serialize` and writes with `commit`.
 
 Invariants at every moment, also after a power cut: a checkpoint that has its final name has all its bytes; no
 checkpoint is overwritten; no checkpoint is removed before its successor is durable. The newest and the best
@@ -16,19 +17,23 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+import msgspec
 import torch
 
 from eventloop.checkpoint.commit import PAYLOAD, commit
 from eventloop.checkpoint.directory import MOST_SCANS, SUFFIXES, Found, find_checkpoints, scan
 from eventloop.checkpoint.disk import DISK, Disk
-from eventloop.checkpoint.external_weights import as_checkpoint, read_safetensors
-from eventloop.checkpoint.manifest import Label, read_identified
+from eventloop.checkpoint.external_weights import as_checkpoint, read_safetensors, whole_objects
+from eventloop.checkpoint.manifest import Label, Manifest, read_identified
 from eventloop.checkpoint.serialize import serialize
 from eventloop.checkpoint.verify import SAFETENSORS, open_verified
 from eventloop.util.errors import CheckpointError
 from eventloop.util.suggest import suggest
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.sharded.reader import Shards
 
 logger = logging.getLogger("eventloop")
 
@@ -85,15 +90,44 @@ class Loaded(NamedTuple):
         path: its path.
         state: its state.
         sha256: the SHA-256 of its manifest, which identifies all its bytes; "" for a single file.
+        shards: the shards that are not read yet, if several ranks have written it.
     """
 
     path: Path
     state: dict[str, Any]
     sha256: str = ""
+    shards: Shards | None = None
 
 
-def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> Loaded:
-    """Read a checkpoint as `load_checkpoint` does, and return also what identifies it."""
+def read_checkpoint(
+    path: str | Path,
+    map_location: Any = "cpu",
+    live: Callable[[str], torch.Tensor | None] = lambda name: None,
+) -> Loaded:
+    """Read a checkpoint as `load_checkpoint` does, and return also what identifies it.
+
+    Args:
+        path, map_location: as in `load_checkpoint`.
+        live: returns the tensor of this process that has a parameter's name, if it has one. Of a DTensor only
+            this rank's part is read from shards.
+    """
+    loaded = read_small_part(path, map_location)
+    if loaded.shards is None:
+        return loaded
+    if wrong := loaded.shards.damage():
+        raise CheckpointError(wrong)
+    is_device = isinstance(map_location, str | torch.device)
+    state = loaded.shards.fill(loaded.state, live, device=map_location if is_device else "cpu")
+    return loaded._replace(state=state, shards=None)
+
+
+def read_small_part(path: str | Path, map_location: Any = "cpu", rank: int | None = None) -> Loaded:
+    """Read a checkpoint without its shards, if several ranks have written it; else the whole.
+
+    Args:
+        path, map_location: as in `load_checkpoint`.
+        rank: the rank whose own random state and loader position are read; None reads those of all ranks.
+    """
     path = Path(path)
     if path.suffix in SUFFIXES and not path.exists() and path.with_suffix("").is_dir():
         path = path.with_suffix("")  # MMEngine's checkpoints are files, with a suffix
@@ -105,20 +139,46 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> Loaded:
         return Loaded(path, as_checkpoint(read_safetensors(path, map_location), path))
     if path.is_dir():
         manifest, sha256 = read_identified(path)
+        if manifest.ranks is not msgspec.UNSET:
+            return _read_sharded(path, manifest, sha256, map_location, rank)
         with open_verified(path, PAYLOAD, manifest) as file:
             return Loaded(path, _read_state(file, path, map_location), sha256)
     with open(path, "rb") as file:
         return Loaded(path, _read_state(file, path, map_location))
 
 
+def _read_sharded(path: Path, manifest: Manifest, sha256: str, map_location: Any, rank: int | None) -> Loaded:
+    from eventloop.checkpoint.sharded.reader import Shards  # it imports torch.distributed.checkpoint
+
+    shards = Shards.of(path, manifest)
+    payload = _read_state(shards.small_file(PAYLOAD), path, map_location)
+    own = {each: _load(file, path, map_location) for each, file in shards.own_files(rank).items()}
+    return Loaded(path, {**payload, "ranks": own}, sha256, shards)
+
+
 def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]:
+    return as_checkpoint(_load(file, path, map_location), path)
+
+
+def _load(file: BinaryIO, path: Path, map_location: Any) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch 2.15 warns of each sparse tensor
             state = torch.load(file, map_location=map_location, weights_only=True)
     except Exception as error:
+        if reason := whole_objects(error) or _other_file(file):
+            raise CheckpointError(f"{path} cannot be read as a checkpoint: {reason}") from None
         raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
-    return as_checkpoint(_with_own_bytes(state), path)
+    return _with_own_bytes(state)
+
+
+def _other_file(file: BinaryIO) -> str:
+    """Return what was expected of a file that `torch.save` has not written, such as a text; else ""."""
+    file.seek(0)
+    begin = file.read(16)
+    if begin.startswith((b"PK", b"\x80\x02")):  # a zip archive; before PyTorch 1.6 a pickle
+        return ""
+    return f"expected a file that torch.save has written, got one that begins with {begin!r}"
 
 
 def _with_own_bytes(value: Any) -> Any:
@@ -144,6 +204,8 @@ def _with_own_bytes(value: Any) -> Any:
 
 Check = Callable[[dict[str, Any], str], object]
 """The type of a function (state, name) that raises CheckpointError if the state cannot be used."""
+Read = Callable[[Path], Loaded]
+"""The type of a function that reads a checkpoint, or raises CheckpointError or OSError."""
 
 
 def load_newest(
@@ -161,9 +223,11 @@ def load_newest(
     return read_newest(directory, check)[:2]
 
 
-def read_newest(directory: str | Path | Sequence[str | Path], check: Check | None = None) -> Loaded:
+def read_newest(
+    directory: str | Path | Sequence[str | Path], check: Check | None = None, read: Read | None = None
+) -> Loaded:
     """Read the newest intact checkpoint as `load_newest` does, and return also what identifies it."""
-    found, loaded = _first_whole(_places(directory), lambda found: found.paths[::-1], check)
+    found, loaded = _first_whole(_places(directory), lambda found: found.paths[::-1], check, read)
     if left := found.abandoned_after(loaded.path):
         logger.warning(
             "%s is the newest checkpoint of the current lineage; a run went back before it saved %s, "
@@ -172,6 +236,22 @@ def read_newest(directory: str | Path | Sequence[str | Path], check: Check | Non
             ", ".join(left),
         )
     return loaded
+
+
+def read_older(
+    directory: str | Path | Sequence[str | Path], iteration: int, check: Check | None, read: Read
+) -> Loaded:
+    """Read the newest intact checkpoint of the current lineage that has fewer iterations than `iteration`.
+
+    Raises:
+        FileNotFoundError: no such checkpoint can be used.
+    """
+
+    def choose(found: Found) -> list[Path]:
+        on_line = [path for path in found.newest_first() if path not in found.abandoned]
+        return [path for path in on_line if found.manifests[path].iter < iteration]
+
+    return _first_whole(_places(directory), choose, check, read)[1]
 
 
 def load_best(
@@ -200,6 +280,7 @@ def read_best(
     metric: str | None = None,
     check: Check | None = None,
     prefer: Sequence[str] = (),
+    read: Read | None = None,
 ) -> Loaded:
     """Read the best intact checkpoint as `load_best` does, and return also what identifies it."""
     places = _places(directory)
@@ -215,7 +296,7 @@ def read_best(
             )
         return found.ranking(chosen)
 
-    found, loaded = _first_whole(places, ranked, check)
+    found, loaded = _first_whole(places, ranked, check, read)
     if loaded.path in found.foreign:
         logger.warning(
             "%s is of an earlier run: the newest run has no best checkpoint that can be used", loaded.path
@@ -232,7 +313,10 @@ def _holding(places: Sequence[str | Path]) -> str:
 
 
 def _first_whole(
-    places: Sequence[str | Path], order: Callable[[Found], Sequence[Path]], check: Check | None
+    places: Sequence[str | Path],
+    order: Callable[[Found], Sequence[Path]],
+    check: Check | None,
+    read: Read | None,
 ) -> tuple[Found, Loaded]:
     """Scan directories; return the scan, and the first usable checkpoint in the given order.
 
@@ -242,13 +326,14 @@ def _first_whole(
         places: the directories.
         order: a function that sorts the checkpoints of a scan, the preferred one first.
         check: an additional check, as in `load_newest`.
+        read: reads one checkpoint; `read_checkpoint` by default.
     """
     for scan_number in range(1, MOST_SCANS + 1):
         found = scan(*places)
         passed, gone = list(found.damaged), False
         for path in order(found):
             try:
-                loaded = read_checkpoint(path)
+                loaded = (read or read_checkpoint)(path)
                 if check is not None:
                     check(loaded.state, found.name_of(path))
             except (CheckpointError, OSError) as error:

@@ -32,9 +32,18 @@ def verify_checkpoint(directory: Path) -> Manifest:
     """
     manifest = read_manifest(directory)
     for name, entry in manifest.files.items():
-        with _open(directory / name) as file:
-            _check(file, directory / name, entry)
+        check_file(directory / name, entry)
     return manifest
+
+
+def check_file(path: Path, entry: FileEntry) -> None:
+    """Read one file of a checkpoint, and compare it with the manifest's entry.
+
+    Raises:
+        CheckpointError: the file is missing, or differs from what was saved.
+    """
+    with _open(path) as file:
+        _check(file, path, entry)
 
 
 def check_sizes(directory: Path, manifest: Manifest) -> None:

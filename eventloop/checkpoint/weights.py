@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.external_weights import is_extra_state
 from eventloop.state.rollback import Rollback
-from eventloop.state.sharded import refuse_sharded_model
+from eventloop.state.sharded import is_dtensor, local_part, part_of, refuse_old_shards
 from eventloop.state.undo import Undo
 from eventloop.util.errors import CheckpointError
 from eventloop.util.text import error_text
@@ -28,6 +28,8 @@ logger = logging.getLogger("eventloop")
 
 OWN = "own_state_dict"
 """The key of the weights with which a resumed run continues, if `state_dict` holds an average."""
+LOADS_OWN = "loads_own"
+"""The key that is True if `load_checkpoint` loads those weights too, because the average goes elsewhere."""
 _WRAPPERS = ("module.", "_orig_mod.")
 """The prefixes that DistributedDataParallel and `torch.compile` add to names."""
 _ADVICE = (
@@ -92,8 +94,9 @@ def check_model_state(
     quantization, nor for the results of `get_extra_state`: they may depend on the data seen so far.
 
     Args:
-        model: the model.
-        state: the weights by name.
+        model: the model, which may have DTensors.
+        state: the weights by name. For a DTensor of the model it has the whole tensor, or a DTensor with the
+            same layout.
         strict: refuse names that only the weights or only the model has.
         source: the name of the checkpoint in messages.
 
@@ -101,11 +104,9 @@ def check_model_state(
         CheckpointError: shapes or kinds differ, values are out of range, weights and model have no name in
             common, or with `strict` names are missing or unexpected; the message lists each name with both
             shapes or types, and the names that may have been renamed.
-        TypeError: the model is sharded over ranks.
+        TypeError: the model is sharded by FSDP1 or has a ShardedTensor.
     """
-    refuse_sharded_model(
-        f"loading {source}", model, "Load it before fully_shard or distribute_tensor is applied."
-    )
+    refuse_old_shards(f"loading {source}", model)
     own, free = model.state_dict(), _loading_by_themselves(model)
     wrong = [
         f"{name}: the checkpoint has {_shape(state[name])}, the model {_shape(own[name])}"
@@ -117,6 +118,11 @@ def check_model_state(
         f"{name}: the checkpoint has {what}, the model {_kind(own[name])}, which cannot hold it"
         for name in own
         if name in state and not name.startswith(free) and (what := _not_held(own[name], state[name]))
+    ]
+    wrong += [
+        f"{name}: the checkpoint has the layout {_layout(state[name])}, the model {_layout(own[name])}"
+        for name in own
+        if name in state and is_dtensor(state[name]) and _layout(state[name]) != _layout(own[name])
     ]
     strangers = [
         f"{name}: {_shape(own[name])} in the model, not in the checkpoint"
@@ -193,16 +199,18 @@ def prepare_model_state(
 ) -> tuple[Callable[[], object], list[str]]:
     """Return a function that loads weights and cannot fail, and the lines of `check_model_state`.
 
-    Prefixes of DistributedDataParallel and `torch.compile` are removed from the names first. If a module of
-    the model might refuse the weights, they are loaded during this call, and `rollback` restores the former
-    weights after an error; the returned function then does nothing.
+    Prefixes of DistributedDataParallel and `torch.compile` are removed from the names first, and each DTensor
+    of the model gets this rank's part of a whole tensor. If a module of the model might refuse the weights,
+    they are loaded during this call, and `rollback` restores the former weights after an error; the returned
+    function then does nothing.
 
     Raises:
         CheckpointError: `check_model_state` refuses the weights, or a module does.
-        TypeError: the model is sharded over ranks.
+        TypeError: the model is sharded by FSDP1 or has a ShardedTensor.
     """
     state = _under_names_of(model, state)
     strangers = check_model_state(model, state, strict=strict, source=source)
+    state = in_parts(model, state)
     if _may_be_refused(model, state):
         before = copy.deepcopy(
             model.state_dict()
@@ -238,6 +246,17 @@ def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping
     return renamed
 
 
+def in_parts(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return weights with this rank's part in place of each whole tensor that is a DTensor in the model."""
+    own, parts = model.state_dict(), OrderedDict(state)
+    parts._metadata = getattr(state, "_metadata", {})  # type: ignore[attr-defined]
+    for name, value in state.items():
+        whole = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+        if whole and is_dtensor(own.get(name)) and _shape(value) == _shape(own[name]):
+            parts[name] = part_of(value, own[name])
+    return parts
+
+
 def _loading_by_themselves(model: torch.nn.Module) -> tuple[str, ...]:
     """Return the prefixes, in the state dict, of the modules that override `_load_from_state_dict`."""
     return tuple(
@@ -260,6 +279,7 @@ def _may_be_refused(model: torch.nn.Module, state: Mapping[str, Any]) -> bool:
 
 def _is_plain(value: Any) -> bool:
     """Return whether a value is a dense tensor that can be copied into any other tensor of its shape."""
+    value = local_part(value)
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter)
         and value.layout is torch.strided
@@ -268,9 +288,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_plainly_loaded(module: torch.nn.Module) -> bool:
-    hooks = (module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks)
+    hooks = (*module._load_state_dict_pre_hooks.values(), *module._load_state_dict_post_hooks.values())
     functions = (module.load_state_dict, module._load_from_state_dict, module.set_extra_state)
-    return not any(hooks) and all(map(_is_of_torch, functions))
+    return all(map(_is_of_fsdp2, hooks)) and all(map(_is_of_torch, functions))
+
+
+def _is_of_fsdp2(hook: Any) -> bool:
+    """Return whether a hook is FSDP2's: these only let go of gathered weights, and refuse nothing."""
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
 
 
 def _not_held(own: Any, saved: Any) -> str:
@@ -283,6 +308,7 @@ def _not_held(own: Any, saved: Any) -> str:
         return ""
     if not torch.can_cast(saved.dtype, own.dtype):
         return _kind(saved)
+    saved = local_part(saved)
     if saved.is_meta or not saved.numel() or saved.layout is not torch.strided or saved.is_quantized:
         return ""
     if not (own.is_floating_point() or own.is_complex()):
@@ -298,6 +324,10 @@ def _not_held(own: Any, saved: Any) -> str:
 
 def _kind(value: Any) -> str:
     return str(value.dtype).removeprefix("torch.")
+
+
+def _layout(value: Any) -> Any:
+    return (value.placements, value.device_mesh) if is_dtensor(value) else "of a plain tensor"
 
 
 def _shape(value: Any) -> tuple[int, ...] | str:

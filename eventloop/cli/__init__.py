@@ -1,31 +1,36 @@
-"""The command line: `eventloop demo`, `init`, `checkpoints`, `plan`, `replay`, `report`, `run` and `trace`.
+"""The command line: the command `eventloop`, whose commands `--help` lists.
 
-Start with `main`. Each command is a module with `add_parser` and `run`; `demo` is a complete example of a
-training, the `plan_*` modules serve `plan`, and `listing_text` formats checkpoints. May import every package.
-Modules that need torch are imported when a command runs, so that `--help` is fast.
+Start with `main`. Each command is a module, or a package such as `watch`, with `add_parser` and `run`; `demo`
+is a complete example of a training, and `listing_text` formats checkpoints. May import every package. Modules
+that need torch are imported when a command runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from eventloop._version import __version__
 from eventloop.cli import checkpoints as checkpoints_command
+from eventloop.cli import evaluate as evaluate_command
 from eventloop.cli import init as init_command
 from eventloop.cli import plan as plan_command
 from eventloop.cli import replay as replay_command
 from eventloop.cli import report as report_command
 from eventloop.cli import run as run_command
+from eventloop.cli import tell as tell_command
 from eventloop.cli import trace as trace_command
+from eventloop.cli import watch as watch_command
 from eventloop.cli.output_file import failed
 from eventloop.cli.script_arguments import split
+from eventloop.util.suggest import near, suggest
 from eventloop.util.terminal import OutputError, at_least_one
 
 MESSAGE_SECONDS = 0.2
@@ -44,10 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A second Ctrl-C ends the process at once, even if other threads are waiting.
     """
     own, passed_on = split(sys.argv[1:] if arguments is None else arguments)
-    parser = _parser()
+    parser, commands = _parsers()
+    if own and not own[0].startswith("-") and own[0] not in commands:
+        parser.error(f"there is no command {own[0]!r}{suggest(own[0], [*commands])}")
     options, unknown = parser.parse_known_args(own)
     if unknown:
-        hint = plan_command.script_hint(options.file, unknown) if options.command == "plan" else ""
+        hint = _nearest_option(unknown, commands[options.command])
+        hint = plan_command.script_hint(options.file, unknown) if options.command == "plan" else hint
         hint = run_command.SCRIPT_HINT if options.command == "run" else hint
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     options.arguments = passed_on
@@ -97,7 +105,14 @@ def _print_ended() -> None:
         sys.stdout.flush()
 
 
-def _parser() -> argparse.ArgumentParser:
+def _nearest_option(unknown: Sequence[str], command: argparse.ArgumentParser) -> str:
+    """Return the end of an error about unknown arguments: the nearest option of the command, or ""."""
+    options = re.findall(r"--[\w-]+", command.format_usage())
+    return near(unknown[0].partition("=")[0], options, least=0.8)  # the dashes make any two options similar
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser of `eventloop`, and those of its commands by name."""
     parser = argparse.ArgumentParser(
         prog="eventloop", description="A PyTorch training engine built as an event bus."
     )
@@ -131,20 +146,26 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input")
     init_command.add_parser(commands)
     checkpoints_command.add_parser(commands)
+    evaluate_command.add_parser(commands)
     plan_command.add_parser(commands)
     replay_command.add_parser(commands)
     report_command.add_parser(commands)
     run_command.add_parser(commands)
+    tell_command.add_parser(commands)
     trace_command.add_parser(commands)
-    return parser
+    watch_command.add_parser(commands)
+    return parser, commands.choices
 
 
 _COMMANDS = {
     "demo": _demo,
     "init": init_command.run,
     "checkpoints": checkpoints_command.run,
+    "evaluate": evaluate_command.run,
     "plan": plan_command.run,
     "replay": replay_command.run,
     "report": report_command.run,
+    "tell": tell_command.run,
     "trace": trace_command.run,
+    "watch": watch_command.run,
 }

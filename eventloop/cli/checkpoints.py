@@ -1,4 +1,4 @@
-"""The command `eventloop checkpoints`: list, verify and prune the checkpoints of a run."""
+"""The command `eventloop checkpoints`: list, verify, consolidate and prune the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.output_file import failed, print_stderr
-from eventloop.util.errors import WorkDirInUseError
+from eventloop.util.errors import CheckpointError, WorkDirInUseError
 from eventloop.util.terminal import at_least_one, print_line
 
 if TYPE_CHECKING:  # not for --help
@@ -16,8 +16,9 @@ if TYPE_CHECKING:  # not for --help
     from eventloop.checkpoint.prune import Plan
 
 EXIT_CODES = (
-    "exit codes: 0 done, 1 something is damaged or was not removed, 2 bad input (one line), 130 ended by "
-    "Ctrl-C. A run that is under way removes its own checkpoints, so nothing is pruned during it."
+    "exit codes: 0 done, 1 something is damaged, was not removed or does not fit the format, 2 bad input "
+    "(one line), 130 ended by Ctrl-C. A run that is under way removes its own checkpoints, so nothing is "
+    "pruned during it."
 )
 REMEDY = (
     "prune once it has ended; a run keeps as many checkpoints as its CheckpointHook(max_keep_ckpts=...) says"
@@ -27,7 +28,7 @@ REMEDY = (
 def add_parser(commands: Any) -> None:
     """Add the command's parser to the parser of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "checkpoints", help="list, verify and prune the checkpoints of a run", epilog=EXIT_CODES
+        "checkpoints", help="list, verify, consolidate and prune the checkpoints of a run", epilog=EXIT_CODES
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the directory that holds the checkpoints")
     parser.add_argument(
@@ -42,6 +43,20 @@ def add_parser(commands: Any) -> None:
         help="verify and keep the newest N checkpoints, and of each metric the best ones that its run keeps; "
         "remove the others, and the leftovers of killed saves",
     )
+    parser.add_argument(
+        "--consolidate",
+        nargs="?",
+        const="auto",
+        metavar="auto|best|NAME",
+        help="verify a checkpoint and write it as one file next to it, also one that several ranks have "
+        "written: the newest one (auto, also without a value), the best one, or the one with a name, such as "
+        "epoch_3",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("pth", "safetensors"),
+        help="of --consolidate: pth for the whole state (default), safetensors for the weights",
+    )
     parser.add_argument("--yes", action="store_true", help="prune without asking")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
@@ -51,12 +66,16 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     try:
         stock = _stock(options)
+        if options.consolidate is not None:
+            return _consolidate(options, stock)
         if options.prune is not None:
             _refuse_live_owner(options.run)
         if options.verify:
             stock.verify()
         return _list(options, stock) if options.prune is None else _prune(options, stock)
-    except (OSError, ValueError, WorkDirInUseError) as error:
+    except CheckpointError as error:
+        return failed(options, error, 1)
+    except (ImportError, OSError, ValueError, WorkDirInUseError) as error:
         return failed(options, error, 2)
 
 
@@ -70,6 +89,7 @@ def _stock(options: argparse.Namespace) -> Stock:
 
     if options.yes and options.prune is None:
         raise ValueError("--yes needs --prune N: without it nothing is removed")
+    _check_consolidate(options)
     if not options.run.is_dir():
         raise ValueError(f"no directory at {options.run}: give the directory that holds the checkpoints")
     stock = Stock(options.run, owned=options.prune is not None)
@@ -91,6 +111,53 @@ def _check_something(stock: Stock) -> None:
     inside = sorted(path.name for path in run.iterdir() if path.is_dir() and find_checkpoints(path))
     hint = f": there are some in {', '.join(inside)}" if inside else ""
     raise ValueError(f"{run} holds no checkpoint{hint}")
+
+
+def _check_consolidate(options: argparse.Namespace) -> None:
+    """Refuse options that do not go together with `--consolidate`, or that need it."""
+    if options.consolidate is None:
+        if options.format is not None:
+            raise ValueError(f"--format {options.format} needs --consolidate: without it no file is written")
+        return
+    others = {"--verify": options.verify, "--prune": options.prune is not None, "--json": options.json}
+    if given := [name for name, is_given in others.items() if is_given]:
+        raise ValueError(
+            f"--consolidate verifies one checkpoint, writes one file and prints its path: expected no "
+            f"{given[0]} with it"
+        )
+
+
+def _consolidate(options: argparse.Namespace, stock: Stock) -> int:
+    """Write one file from the chosen checkpoint, and print its path.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or its state_dict does not fit the format.
+        ImportError, OSError, ValueError: there is no such checkpoint, or the file cannot be written.
+    """
+    from eventloop.checkpoint.saving.consolidate import consolidate  # it imports torch
+
+    print_line(str(consolidate(_chosen(options.consolidate, stock), options.format or "pth")))
+    return 0
+
+
+def _chosen(name: str, stock: Stock) -> Path:
+    """Return the path of the newest checkpoint, of the best one, or of the one with a name."""
+    from eventloop.util.file_names import is_plain_name
+
+    found = stock.found
+    if name == "best":
+        if not (metrics := found.watched()):
+            raise ValueError(
+                f"{stock.directory} has no best checkpoint: CheckpointHook(save_best=...) saves one"
+            )
+        return found.ranking(metrics[0])[0]
+    if name == "auto":
+        if not found.manifests:
+            raise ValueError(f"{stock.directory} holds no checkpoint: give the name of a single file")
+        return found.newest_first()[0]
+    if not is_plain_name(name):
+        raise ValueError(f"--consolidate takes auto, best or the name of a checkpoint in RUN, got {name!r}")
+    return stock.directory / name
 
 
 def _list(options: argparse.Namespace, stock: Stock) -> int:

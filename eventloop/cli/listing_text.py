@@ -93,6 +93,8 @@ def _notes(item: Item) -> list[str]:
         notes.append(f"{'best' if metric in item.best_now else kept} {metric} {_score(score)}")
     if item.batch_idx:
         notes.append(f"{item.batch_idx} batches into epoch {item.epoch + 1}")
+    if item.ranks is not None:
+        notes.append(f"of {item.ranks} ranks")
     if item.missing:
         notes.append(f"cannot be resumed from, without {', '.join(item.missing)}")
     notes += [

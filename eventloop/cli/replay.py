@@ -245,8 +245,11 @@ def _find_undelivered(options: argparse.Namespace) -> list[UndeliveredLog]:
     for module in options.modules:
         _import(module)
     if not (found := find_undelivered(options.run)):
+        aside = sorted(map(str, options.run.glob(f"{FOLDER}_*/*.evl")))  # of runs that were continued since
+        former = f"The run before a resume left {', '.join(aside)}: give this file, with --to. "
         raise FileNotFoundError(
             f"{options.run / FOLDER} holds nothing: no events wait there for their writers. "
+            f"{former * bool(aside)}"
             f"--to TARGET writes its event log with another writer: {', '.join(TARGETS)}"
         )
     return found

@@ -1,6 +1,7 @@
 """The command `eventloop report`: show the costs and the curves of runs as tables, JSON or a page.
 
-With `--diff` it compares the costs of two runs; with `--fail-above` it fails if the second one is slower.
+With `--diff` it compares the costs and the scores of two runs; with `--fail-above` it fails if the second one
+is slower.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ if TYPE_CHECKING:  # not for --help
 EXIT_CODES = (
     "exit codes: 0 done, 1 the page could not be written, 2 bad input, or a run without costs or without the "
     "record of a rank, of which the rest is shown (one line), 3 the second run is slower "
-    "than --fail-above allows (one line), 130 ended by Ctrl-C. The runs are only read, and may still be "
-    "training."
+    "than --fail-above allows (one line), 130 ended by Ctrl-C. The runs may still be training, and their "
+    "files are only read."
 )
 
+PAGE = "report.html"
+"""The name of the page that --html without a name writes into the run's directory."""
+IN_RUN = ""
+"""The value of --html without a name."""
 NARROWEST = 40
 """The least width of a line in characters; a narrower terminal wraps longer lines itself."""
 
@@ -36,7 +41,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "runs",
         type=Path,
-        nargs="+",
+        nargs="*",
         metavar="RUN",
         help="the directory of a run; further runs are compared with the first",
     )
@@ -48,15 +53,18 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--html",
+        nargs="?",
+        const=IN_RUN,
         metavar="FILE",
-        help='write one page with charts, which needs no other file and no network; "-" is standard output; '
-        "needs plotly, which the extras demo and report install",
+        help='write one page with charts, which needs no other file and no network: FILE, "-" for standard '
+        f"output, or without a name {PAGE} in the directory of the one run; needs plotly, which the extras "
+        "demo and report install",
     )
     parser.add_argument(
         "--diff",
         action="store_true",
-        help="compare two runs: for each phase and handler the difference with a 95 %% interval, by its "
-        "size; what is only noise is dimmed",
+        help="compare two runs: for each phase and handler, and for each score at the steps that both runs "
+        "have, the difference with a 95 %% interval; what is only noise is dimmed",
     )
     parser.add_argument(
         "--fail-above",
@@ -66,18 +74,26 @@ def add_parser(commands: Any) -> None:
         "interval must be above it",
     )
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(show=parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     from eventloop.reporting.report import load_report
 
+    if not options.runs and options.html:  # `--html RUN`, whose RUN argparse takes for the name of the page
+        options.runs, options.html = [Path(options.html)], IN_RUN
+    if not options.runs:
+        options.show.error("the following arguments are required: RUN")
     try:
         limit = _check_diff(options)
+        if options.html == IN_RUN:
+            options.html = _page_of(options.runs)
         if options.html is not None:
             _check_html(options.html, json=options.json)
         reports = [load_report(run) for run in options.runs]
         if options.diff:
+            _refuse_units(reports)
             return _show_diff(reports, limit, options)
     except OutputError:  # `main` reports it
         raise
@@ -85,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
         return failed(options, error, 2)
     if options.html is not None:
         from eventloop.cli.listing_text import size_text
-        from eventloop.reporting.html import as_page
+        from eventloop.reporting.page.html import as_page
 
         try:
             write_output("--html", options.html, as_page(reports).encode())
@@ -103,6 +119,20 @@ def run(options: argparse.Namespace) -> int:
 
         print_line(as_text(reports, encoding=output_encoding(), width=None if options.all else _width()))
     return _report_missing(reports)
+
+
+def _refuse_units(reports: list[Report]) -> None:
+    """Refuse to compare runs whose iterations are not the same thing.
+
+    Raises:
+        ValueError: an iteration is a batch in one run, and an optimizer step in another.
+    """
+    units = [r.begun.options.get("trainer", {}).get("unit", "batch") for r in reports if r.begun is not None]
+    if len({*units}) > 1:
+        raise ValueError(
+            f"--diff compares iterations: expected runs of one unit, got {' and '.join(map(repr, units))} "
+            "(Trainer(unit=...)), in which an iteration is a batch or an optimizer step over several"
+        )
 
 
 def _report_missing(reports: list[Report]) -> int:
@@ -152,11 +182,13 @@ def _width() -> int:
 def _show_diff(reports: list[Report], limit: float | None, options: argparse.Namespace) -> int:
     """Print the comparison of two runs; return 3 if the second run is slower than the limit allows."""
     import msgspec
+    from msgspec.structs import replace
 
     from eventloop.reporting.diff.comparing import compare
+    from eventloop.reporting.diff.scores import compare_scores
     from eventloop.reporting.diff.text import diff_lines, regression_line
 
-    found = compare(reports[0], reports[1], limit)
+    found = replace(compare(reports[0], reports[1], limit), scores=compare_scores(*options.runs))
     if options.json:
         print_line(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
     else:
@@ -167,6 +199,20 @@ def _show_diff(reports: list[Report], limit: float | None, options: argparse.Nam
     return 3 if found.failed else missing
 
 
+def _page_of(runs: list[Path]) -> str:
+    """Return the file of the page that --html without a name writes.
+
+    Raises:
+        ValueError: there are several runs.
+    """
+    if len(runs) > 1:
+        raise ValueError(
+            f"--html needs the name of a file for several runs: expected --html FILE, got {len(runs)} runs "
+            f"and no FILE; without it the page of one run is RUN/{PAGE}"
+        )
+    return str(runs[0] / PAGE)
+
+
 def _check_html(out: str, *, json: bool) -> None:
     """Check the argument of --html before anything is read.
 
@@ -175,7 +221,7 @@ def _check_html(out: str, *, json: bool) -> None:
         ValueError: the page would replace a file that is not a page, its folder does not exist, or --json
             would share standard output with it.
     """
-    from eventloop.reporting.html import check_plotly, is_page
+    from eventloop.reporting.page.html import check_plotly, is_page
 
     check_plotly()
     if json and out == STANDARD_OUTPUT:

@@ -46,8 +46,8 @@ def add_parser(commands: Any) -> None:
         "--writers",
         default="jsonl",
         metavar="NAMES",
-        help="with commas between them: console, csv, eventlog, imagefile, jsonl, mlflow, opentelemetry, "
-        "tensorboard, trackio, visdom, wandb, names of classes (default: jsonl)",
+        help="with commas between them: console, csv, eventlog, imagefile, jsonl, mlflow, notify, "
+        "opentelemetry, tensorboard, trackio, visdom, wandb, names of classes (default: jsonl)",
     )
     parser.add_argument(
         "--work-dir",

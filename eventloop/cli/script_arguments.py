@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eventloop.cli.tell import options_first
+
 _WITH_VALUE = ("--writers", "--work-dir")
 """The options of `run` that take a value."""
 
@@ -18,6 +20,8 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     if given[:1] == ["run"]:
         at = _script(given) + 1
         return given[:at], given[at:]
+    if given[:1] == ["tell"]:
+        return ["tell", *options_first(given[1:])], []
     if given[:1] != ["plan"] or "--" not in given:
         return given, []
     at = given.index("--")

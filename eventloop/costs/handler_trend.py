@@ -65,5 +65,6 @@ class HandlerTrend:
         """
         sums = [0.0]
         for mark in self._marks:
-            sums.append(mark.get(timing, sums[-1]))  # missing if it was cancelled, or was being read
+            # absent if the handler was not subscribed at this mark, or another thread was reading its times
+            sums.append(mark.get(timing, sums[-1]))
         return [round(max(0.0, after - before), 9) for before, after in pairwise([*sums, seconds])]

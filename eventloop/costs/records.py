@@ -106,6 +106,8 @@ class SubscriberCost(msgspec.Struct, frozen=True, kw_only=True):
     """The limit for the p99 of deliveries in seconds; None without a budget."""
     over_budget: bool = False
     """Whether the p99 exceeded the budget; a `slow_handler` event reported it."""
+    capacity: int | None = None
+    """The largest number of events in the queue; None in a file of an earlier version."""
 
 
 class Phases(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from eventloop.costs.records import PHASES, WAITS, Phases, TrendPoint
 from eventloop.costs.timing import Timing
 from eventloop.costs.waits import Wait, Waits
 
+TIMES = ("time", "data_time", "step_time", "hook_time")
+"""The metrics of a training that IterTimerHook records, in seconds: the first is the sum of the others."""
 POINTS = 512
 """The largest number of points in the trend; when it is reached, every second one is dropped."""
 FORWARD_BEGINS, FORWARD_ENDS, BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS = range(5)
@@ -63,6 +65,8 @@ class StepClock:
         self.iterations = 0
         self.first_iter = 0  # the run's index of the first iteration
         self.excluded = self.evaluations = 0.0
+        self.paused = 0.0
+        """The seconds of `evaluations` for which a command has paused the run."""
         self.waits = Waits()
         self.began = 0.0  # when the current iteration began, by `perf_counter` itself
         self.device: PhaseMarks | None = None
@@ -129,8 +133,9 @@ class StepClock:
 
     @property
     def evaluation_seconds(self) -> float:
-        """Return the seconds of all evaluations so far, without the waits in them."""
-        return self.evaluations - sum(w.seconds for w in self.waits.records() if w.place == "evaluations")
+        """Return the seconds of all evaluations so far, without the waits in them, and without pauses."""
+        waits = sum(w.seconds for w in self.waits.records() if w.place == "evaluations")
+        return self.evaluations - self.paused - waits
 
     def waited(self, wait: Wait) -> None:
         """Count a wait that has just ended, and take it out of the phase in which it was spent."""
@@ -204,17 +209,20 @@ class StepClock:
         self._in_step = False
         self.forward = self._forward_ended - self._forward_began - self._charged
 
-    def charge(self, phase: Literal["backward", "optimizer", "hooks"], seconds: float) -> None:
+    def charge(self, phase: Literal["data", "backward", "optimizer", "hooks"], seconds: float) -> None:
         """Add seconds to a phase of the current iteration of another engine, and take them from the loop's.
 
-        They are taken out of `forward` during a step, else out of `data`.
+        They are taken out of `forward` during a step, else out of `data`. An iteration of several batches
+        charges the phases between its first forward pass and its last one.
         """
         if self._in_step:
             self._charged += seconds
-            self._charged_steps += 0.0 if phase == "hooks" else seconds
+            self._charged_steps += seconds if phase in ("backward", "optimizer") else 0.0
         else:
             self.data -= seconds
-        if phase == "hooks":
+        if phase == "data":
+            self.data += seconds
+        elif phase == "hooks":
             self.hooks += seconds
         elif phase == "backward":
             self.backward += seconds

@@ -7,7 +7,7 @@ that was trained on is read again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
@@ -16,12 +16,14 @@ from torch.utils.data import DataLoader
 
 from eventloop.data.limits import first
 from eventloop.data.loader_state import random_state, set_random_state
-from eventloop.data.resumable_loader import Indices, rebuild
+from eventloop.data.resumable_loader import Indices, lists_of, rebuild
 from eventloop.data.rng import changed_generators, rng_state
 from eventloop.data.worker_random_state import ChangedState, FromWorker, InWorker, merge
 from eventloop.util.checks import length_of
 
 logger = logging.getLogger("eventloop")
+
+Lists = Iterable[list[Any]] | None
 
 
 class IndexReader:
@@ -39,33 +41,49 @@ class IndexReader:
     def __init__(self) -> None:
         self._rebuilt: DataLoader[Any] | None = None  # the second loader, kept if its workers persist
         self._states: dict[int, tuple[bytes, ...]] = {}
-        self._pending: tuple[int, int, ChangedState] | None = None  # number of a batch, its worker, its state
+        # of the last batch that was read: its index in the pass, its worker, and that worker's changed state
+        self._pending: tuple[int, int, ChangedState] | None = None
         self._seeded_with: torch.Tensor | None = None
         self._seeded_here = True  # True if the current pass seeded the workers, False if an earlier one did
 
     def open(
-        self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any], limit: int | None = None
+        self,
+        loader: DataLoader[Any],
+        skip: int,
+        opened_with: Mapping[str, Any],
+        limit: int | None = None,
+        rest: Lists = None,
     ) -> Iterator[Any]:
         """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes.
 
         Workers are given no list of indices beyond the limit, so they read and draw nothing beyond it.
+
+        Args:
+            loader, skip, opened_with, limit: as in `Reader.open`.
+            rest: the lists of indices after the first `skip`, if batches of another size were skipped; None
+                for those of the loader.
         """
         self._merge_pending(skip)
         length = length_of(loader) if limit is None else limit
-        if loader.num_workers and skip and length is not None and skip >= length:
+        if rest is None and loader.num_workers and skip and length is not None and skip >= length:
             _draw_out(loader, opened_with, limit)
             return iter(())  # all batches were trained on
         if not (loader.num_workers and loader.in_order):
-            batches = self._without_states(loader, skip, opened_with) if skip else iter(loader)
+            batches = self._without_states(loader, skip, opened_with, rest) if skip else iter(loader)
             return first(batches, limit, skip)
         if self._rebuilt is not None and not skip:
             self._seeded_here = False
-            _lists_of(self._rebuilt).limit = limit
+            lists_of(self._rebuilt).limit = limit
             return self._batches(iter(self._rebuilt), 0)
-        return self._batches(self._start(loader, skip, opened_with, limit), skip)
+        return self._batches(self._start(loader, skip, opened_with, limit, rest), skip)
 
     def state_dict(self, loader: DataLoader[Any], batch_idx: int) -> dict[str, Any]:
-        """Return the random states of the workers, and the generator's state before their seed was drawn."""
+        """Return the workers' random states, and the state of the generator before it drew their seed.
+
+        Args:
+            loader: the loader of the pass.
+            batch_idx: the number of batches of the pass that were trained on.
+        """
         states = self._states_at(loader, batch_idx)
         return {
             "num_workers": loader.num_workers,
@@ -106,7 +124,7 @@ class IndexReader:
         return states
 
     def _without_states(
-        self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any]
+        self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any], rest: Lists
     ) -> Iterator[Any]:
         """Resume a pass for which no random states of workers are kept: no workers, or `in_order=False`.
 
@@ -119,30 +137,35 @@ class IndexReader:
             )
         now = random_state(loader)
         set_random_state(loader, opened_with, opening=True)
-        lists = iter(_lists_of(loader))
+        lists = iter(lists_of(loader))
         _draw_seed(loader)
-        _drop(lists, skip)
+        lists = _after(lists, skip, rest)
         set_random_state(loader, now)
-        indices = Indices(_lists_of(loader), lists)
+        indices = Indices(lists_of(loader), lists)
         seeds = torch.Generator(_source_of(loader).device)  # leaves the loader's generator as it is
         return iter(rebuild(loader, indices, seeds, loader.collate_fn, loader.worker_init_fn))
 
     def _start(
-        self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any], limit: int | None
+        self,
+        loader: DataLoader[Any],
+        skip: int,
+        opened_with: Mapping[str, Any],
+        limit: int | None,
+        rest: Lists,
     ) -> Iterator[FromWorker]:
         """Start workers at the beginning of a pass, or at the batch where a resumed pass continues."""
-        self._rebuilt = None  # ends its workers, which have read ahead of this pass
+        self._rebuilt = None  # ends the workers of the former loader, which have read ahead of this pass
         now = random_state(loader)
         if skip:
             set_random_state(loader, opened_with, opening=True)
         seeds = self._seed(loader, skip)
         if not skip and self._seeded_here:
             self._states = {}
-        idle = skip % loader.num_workers  # the number of workers that have had their turn in this round
+        # the workers take turns, and these had theirs before the checkpoint: each first gets an empty list
+        idle = skip % loader.num_workers
         inside = InWorker(loader.collate_fn, loader.worker_init_fn, self._states, idle)
-        lists = iter(Indices(_lists_of(loader), limit=limit))
-        _drop(lists, skip)
-        indices = Indices(_lists_of(loader), chain([[]] * idle, lists), limit)
+        lists = first(_after(iter(Indices(lists_of(loader), limit=limit)), skip, rest), limit, skip)
+        indices = Indices(lists_of(loader), chain([[]] * idle, lists), limit)
         rebuilt = rebuild(loader, indices, seeds, inside.collate, inside.init)
         iterator = iter(rebuilt)
         for _ in range(idle):
@@ -174,23 +197,16 @@ class IndexReader:
             yield batch
             self._merge_pending(number)
 
-    def _merge_pending(self, batch_idx: int) -> None:
-        """Store the random state that a worker sent with batch `batch_idx`, if that was trained on.
+    def _merge_pending(self, trained_on: int) -> None:
+        """Store the random state that came with the last batch; drop it if that was not trained on.
 
         Args:
-            batch_idx: the number of batches of the pass that were trained on; the state of a later batch is
-                dropped.
+            trained_on: the number of batches of the pass that were trained on.
         """
-        if self._pending is not None and self._pending[0] < batch_idx:
+        if self._pending is not None and self._pending[0] < trained_on:
             _, worker, changed = self._pending
             self._states[worker] = merge(self._states.get(worker), changed)
         self._pending = None
-
-
-def _lists_of(loader: DataLoader[Any]) -> Any:
-    """Return a loader's batch sampler, which yields a list of indices for each batch."""
-    assert loader.batch_sampler is not None  # else a PlainReader reads it
-    return loader.batch_sampler
 
 
 def _draw_seed(loader: DataLoader[Any]) -> torch.Tensor:
@@ -215,9 +231,17 @@ def _draw_out(loader: DataLoader[Any], opened_with: Mapping[str, Any], limit: in
     """Draw all lists of indices of a pass from the sampler, as a complete pass with workers has done."""
     now = random_state(loader)
     set_random_state(loader, opened_with, opening=True)
-    for _ in islice(_lists_of(loader), limit):
+    for _ in islice(lists_of(loader), limit):
         pass
     set_random_state(loader, now)
+
+
+def _after(lists: Iterator[list[Any]], skip: int, rest: Lists) -> Iterator[list[Any]]:
+    """Return `rest`, else the lists of a pass without the first `skip`; the sampler draws its order here."""
+    if rest is not None:
+        return iter([*rest])
+    _drop(lists, skip)
+    return lists
 
 
 def _drop(lists: Iterator[list[Any]], skip: int) -> None:
@@ -239,7 +263,7 @@ def _drop(lists: Iterator[list[Any]], skip: int) -> None:
 def _drop_empty(iterator: Iterator[Any], dataset: Any) -> None:
     """Read and drop the batch of an empty list of indices, so that the next list goes to the next worker.
 
-    A resumed pass begins with as many of these as are needed for each worker to get the same batches as
+    A resumed pass begins with as many empty lists as are needed for each worker to get the same batches as
     without the interruption. An error is ignored if the dataset has `__getitems__`, which may refuse an empty
     list.
     """

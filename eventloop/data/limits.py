@@ -1,18 +1,21 @@
-"""Limit the number of batches of a pass over a loader, for each mode of a trainer.
+"""Limit the number of batches of a pass over a loader, and count those of an iteration.
 
-The loops, the position and the hooks that need the length of an epoch ask the trainer's `Limits` for it.
+The loops, the position and the hooks that need the length of an epoch ask the trainer's `Limits` for it in
+batches, and its `Counting` in iterations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from eventloop.data.loader_info import named_loaders
-from eventloop.util.checks import check_keys, length_of
+from eventloop.util.checks import check_choice, check_keys, length_of
 
 T = TypeVar("T")
+
+Unit = Literal["batch", "update"]
 
 Limit = int | float
 LimitBatches = Limit | Mapping[str, Limit]
@@ -33,6 +36,8 @@ class Limits:
     """
 
     def __init__(self, given: LimitBatches | None = None) -> None:
+        self.given = given
+        """The argument `limit_batches`: one limit for all modes, or a mapping of modes to limits."""
         self._of_all: Limit | None = None
         self._by_mode: dict[str, Limit] = {}
         if isinstance(given, Mapping):
@@ -84,6 +89,61 @@ class Limits:
         """Return the number of batches after which a pass is cut short, or None if it ends by itself."""
         batches = self.length(mode, loader)
         return None if batches == length_of(loader) else batches
+
+
+@runtime_checkable
+class Accumulator(Protocol):
+    """A hook that makes the optimizer's steps, and may add the gradients of several batches for one."""
+
+    cumulative_iters: int
+    """Batches per optimizer step."""
+
+    def begin_update(self) -> None:
+        """Begin an iteration of several batches without gradients, also if an error ended the one before."""
+
+    def begin_batch(self, trainer: Any) -> None:
+        """Prepare the forward pass of a further batch."""
+
+    def add_batch(self, trainer: Any) -> None:
+        """Run backward on the loss in `trainer.outputs`, which then has the means over the batches so far."""
+
+
+class Counting:
+    """What an iteration of a training is: a batch, or an optimizer step over several batches.
+
+    Args:
+        unit: "batch" or "update".
+
+    Raises:
+        ValueError: `unit` is something else.
+    """
+
+    def __init__(self, unit: Unit) -> None:
+        check_choice("unit", unit, ("batch", "update"))
+        self.unit = unit
+        self.batches_per_step = 1
+        """The batches whose gradients the optimizer hook adds for a step, in either unit."""
+        self.batches_per_iter = 1
+        """The batches of an iteration; the last one of a pass over the loader may have fewer."""
+        self.batches = 1
+        """The batches of the current iteration, by which its end moves the position in the loader."""
+        self.accumulator: Accumulator | None = None
+        """The hook that runs backward on each batch, if an iteration has several; else None."""
+
+    def iterations(self, batches: int | None) -> int | None:
+        """Return the number of iterations in so many batches of a pass; None if these are unknown."""
+        return None if batches is None else -(-batches // self.batches_per_iter)
+
+    def begin(self, accumulator: Accumulator, left: int | None = None) -> None:
+        """Begin an iteration of several batches.
+
+        Args:
+            accumulator: the hook that adds their gradients.
+            left: the batches that are left in the pass; None if unknown.
+        """
+        most = self.batches_per_iter
+        self.batches = left if left is not None and 0 < left < most else most
+        accumulator.begin_update()
 
 
 def first(batches: Iterator[T], limit: int | None, skipped: int = 0) -> Iterator[T]:

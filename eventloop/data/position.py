@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, Protocol
+from time import perf_counter
+from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
 from torch.utils.data import DataLoader
 
 from eventloop.data.index_reader import IndexReader
-from eventloop.data.limits import Limits
-from eventloop.data.loader_info import named_loaders, of_loader
+from eventloop.data.limits import Accumulator
+from eventloop.data.loader_info import named_loaders, of_loader, to_device
 from eventloop.data.loader_state import (
     generator_states,
     lost_generators,
@@ -27,31 +28,13 @@ from eventloop.data.loader_state import (
     set_random_state,
     set_samplers,
 )
-from eventloop.data.readers import Reader, reader_of
-
-
-class PositionedTrainer(Protocol):
-    """The parts of a trainer that `LoaderPosition` reads and sets."""
-
-    iter: int
-    epoch: int
-    batch_idx: int
-    max_iters: int | None
-    limits: Limits
-    loader: Iterable[Any] | None
-    val_loader: Iterable[Any] | None
-    test_loader: Iterable[Any] | None
-
-    @property
-    def by_epoch(self) -> bool:
-        """Return whether the length of the run is given in epochs."""
-
-
-__all__ = ["LoaderPosition", "Within"]
+from eventloop.data.readers import Reader, reader_of, reads_by_index
+from eventloop.data.resumable_loader import rest_of, samples_of_step
+from eventloop.data.trainer_parts import TrainerParts, Within
 
 logger = logging.getLogger("eventloop")
 
-Within = Literal["", "iter", "epoch"]
+_NONE = object()
 
 
 class LoaderPosition:
@@ -62,7 +45,7 @@ class LoaderPosition:
     (`eventloop.data.readers`), and then the random state of the checkpoint is restored.
     """
 
-    def __init__(self, trainer: PositionedTrainer) -> None:
+    def __init__(self, trainer: TrainerParts) -> None:
         self._trainer = trainer
         self._passes = 0  # number of passes opened
         self.length: int | None = None
@@ -79,7 +62,13 @@ class LoaderPosition:
         # of its workers are collected together, the workers get no signal to end; each costs a wait of 5 s
         finalize(self, self._by_index.clear).atexit = False
         self.skipped = 0
-        """The number of batches that the current pass skipped, because an earlier run trained on them."""
+        """The number of batches of the current pass that are left out: an earlier run trained on them, or a
+        rollback skips them."""
+        self.to_skip = 0
+        """The number of the next batches, of this pass and those after it, that a rollback skips."""
+        self._passed = 0  # batches of the passes before the current one
+        self._samples: int | None = None  # of a checkpoint: those of the pass that all ranks have trained on
+        self._short = 0  # how many fewer they are than `batch_idx` batches of this loader have
         self.evaluated = 0
         """The number of scheduled evaluations completed since the last training iteration."""
 
@@ -93,6 +82,38 @@ class LoaderPosition:
         if not trainer.by_epoch:
             return trainer.iter >= (trainer.max_iters or 0)
         return self.length is not None and trainer.batch_idx >= self.length
+
+    @property
+    def left(self) -> int | None:
+        """Return the number of batches that the pass has left; None if its length is not known."""
+        return None if self.length is None else self.length - self._trainer.batch_idx
+
+    @property
+    def passed(self) -> int:
+        """Return the number of batches since the first one of the run, those skipped included."""
+        return self._passed + self._trainer.batch_idx
+
+    def batches_of(self, iterations: int) -> int:
+        """Return the number of batches in the last iterations, of which a pass's last one may have fewer."""
+        counting, here, length = self._trainer.counting, self._trainer.batch_idx, self.length
+        most, each = counting.batches_per_iter, counting.iterations(length)
+        if most == 1 or not length or not each:
+            return iterations * most
+        before = iterations - -(-here // most)
+        if before <= 0:
+            return here + before * most
+        passes, rest = divmod(before, each)
+        return here + passes * length + (length - (each - rest) * most if rest else 0)
+
+    def end_pass(self) -> None:
+        """Begin the next epoch at batch 0."""
+        self._passed = self.passed
+        self._trainer.batch_idx = self.evaluated = 0
+
+    def skip_one(self) -> None:
+        """Count a batch that a rollback skips."""
+        self.to_skip -= 1
+        self.skipped += 1
 
     @property
     def resuming(self) -> bool:
@@ -117,13 +138,19 @@ class LoaderPosition:
             reader.load_state_dict(loader, self._loader_state)
             self._loader_state = None
         if not skip:
-            self._trainer.batch_idx = 0
+            self._passed = self.passed
+            self._trainer.batch_idx = self._short = 0
             self._passes += 1
         self._seed_sampler(loader, self._passes - 1)
         if not skip:
             self._opened_with = random_state(loader)
             self._opened_at = self._trainer.iter, self._trainer.epoch
-        return reader.open(loader, skip, self._opened_with, self._trainer.limits.cut("train", loader))
+        limit = self._trainer.limits.cut("train", loader)
+        if self._short and isinstance(reader, IndexReader) and isinstance(loader, DataLoader):
+            rest = rest_of(loader, self._trained_on(skip) or 0, self._trainer.data_ranks)
+            self.length = skip + len(rest) if limit is None else min(limit, skip + len(rest))
+            return reader.open(loader, skip, self._opened_with, limit, rest)
+        return reader.open(loader, skip, self._opened_with, limit)
 
     def _rewind(self, loader: Iterable[Any], skip: int) -> None:
         """Restore the random state of a pass that is opened again because its first iteration failed."""
@@ -170,13 +197,19 @@ class LoaderPosition:
             TypeError: the loader's own state contains values that could not be loaded with
                 `weights_only=True`.
         """
-        batch_idx = {"": self._trainer.batch_idx, "iter": self._trainer.batch_idx + 1, "epoch": 0}[within]
+        now = self._trainer.batch_idx
+        counting = self._trainer.counting
+        batch_idx = {"": now, "iter": now + counting.batches, "epoch": 0}[within]
         loader = self._loader_state
         if loader is None:
             loader = {} if self._current is None else self._current[1].state_dict(self._current[0], batch_idx)
         return {
             "batch_idx": batch_idx,
+            "samples": self._trained_on(batch_idx),
             "passes": self._passes,
+            "passed": self._passed + (now if within == "epoch" else batch_idx),
+            **({"to_skip": self.to_skip} if self.to_skip else {}),
+            "batches_per_iter": counting.batches_per_iter,
             "opened_with": {} if within == "epoch" else self._opened_with,  # each pass has its own
             **own_random_state(self._trainer.loader),
             **self._own,
@@ -205,7 +238,10 @@ class LoaderPosition:
         A malformed state of a generator raises the error of the generator.
         """
         self._trainer.batch_idx = int(state["batch_idx"])
+        self._samples, self._short = state.get("samples"), 0
         self._passes = int(state["passes"])
+        self._passed = int(state.get("passed", 0)) - self._trainer.batch_idx
+        self.to_skip = int(state.get("to_skip", 0))
         self._opened_with = dict(state["opened_with"])
         self._opened_at = None
         self._own = {"generators": state["generators"], "samplers": state["samplers"]}
@@ -232,10 +268,87 @@ class LoaderPosition:
             if loader is not trainer.loader
         }
 
-    def rescale(self, saved: int, own: int) -> None:
-        """Convert a position in a pass of `saved` batches to the same fraction of a pass of `own` batches."""
-        self._trainer.batch_idx = self._trainer.batch_idx * own // max(saved, 1)
-        self._resuming = self._trainer.batch_idx > 0
+    def _trained_on(self, batch_idx: int) -> int | None:
+        """Return on how many samples all ranks have trained in `batch_idx` batches; None if it is unknown."""
+        loader = self._trainer.loader if self._current is None else self._current[0]
+        step = self._samples_of_step(loader)
+        return step and (batch_idx * step - self._short if batch_idx else 0)
+
+    def _samples_of_step(self, loader: Any) -> int | None:
+        return samples_of_step(loader, self._trainer.data_ranks) if reads_by_index(loader) else None
+
+    def move_to(self, loader: Any, lengths: tuple[int, int] | None, *, same_data: bool) -> str:
+        """Convert a saved position to one in this run's loader, whose batches may have another size.
+
+        The pass continues at the next sample. If the number of samples is unknown, or that of other data, it
+        continues at the same fraction of the batches.
+
+        Args:
+            loader: the loader of this run.
+            lengths: the number of batches of a pass, that of the checkpoint and this loader's; None if they
+                are equal, or unknown.
+            same_data: whether the loader has as many samples as that of the checkpoint.
+
+        Returns:
+            Where the pass continues, for the log; "" at the beginning of a pass.
+        """
+        trainer, step, samples = self._trainer, self._samples_of_step(loader), self._samples
+        if not trainer.batch_idx:
+            return ""
+        if same_data and step and samples:
+            if samples == trainer.batch_idx * step:
+                return "the steps have the same samples"
+            rest = rest_of(loader, samples, trainer.data_ranks)
+            trainer.batch_idx = max(1, len(loader) - len(rest))
+            self._short = trainer.batch_idx * step - samples
+            return f"the pass continues after {samples} of its samples, with {step} samples in a step"
+        if lengths is not None:
+            trainer.batch_idx = trainer.batch_idx * lengths[1] // max(lengths[0], 1)
+            self._resuming = trainer.batch_idx > 0
+        return (
+            "the pass continues after the same fraction of its batches: samples may come twice, or not at all"
+        )
+
+    def drop_states_of_ranks(self, *, begins_again: bool) -> None:
+        """Drop what only a run with the same number of ranks continues from: the states of samplers.
+
+        Args:
+            begins_again: begin the interrupted pass again, because the loader's state is of one rank too.
+        """
+        self._own.pop("samplers", None)
+        if self._opened_with:
+            self._opened_with["samplers"] = {}
+        if begins_again:
+            self._passes -= self._resuming
+            self._trainer.batch_idx, self._resuming = 0, False
+            self._loader_state, self._opened_with = None, {}
+
+
+def batches_of_update(
+    trainer: TrainerParts, accumulator: Accumulator, reading: Iterator[Any]
+) -> Iterator[Any]:
+    """Yield the further batches of an iteration that has several, and add the gradients of each.
+
+    The caller has run the forward pass of the first one, and runs that of each other one before it requests
+    the next. A batch is fetched after backward of the one before, so the memory is that of one batch.
+
+    Args:
+        trainer: the trainer, with the outputs of the forward pass in `trainer.outputs`.
+        accumulator: the hook that runs backward.
+        reading: the pass over the loader, which may end before the iteration has all of its batches.
+    """
+    counting, clock = trainer.counting, trainer.clock
+    accumulator.add_batch(trainer)
+    for done in range(1, counting.batches):
+        began = perf_counter() - clock.excluded
+        if (batch := next(reading, _NONE)) is _NONE:
+            counting.batches = done
+            return
+        trainer.batch, trainer.outputs = to_device(batch, trainer.device), None
+        clock.charge("data", perf_counter() - clock.excluded - began)
+        accumulator.begin_batch(trainer)
+        yield trainer.batch
+        accumulator.add_batch(trainer)
 
 
 def _restore_generators(loader: Iterable[Any], saved: Mapping[str, Any]) -> None:

@@ -46,7 +46,7 @@ from eventloop.data.loader_state import (
     state_falls_short,
 )
 from eventloop.data.plain_reader import PlainReader
-from eventloop.data.plain_values import plain
+from eventloop.state.plain_values import plain
 
 logger = logging.getLogger("eventloop")
 
@@ -76,9 +76,19 @@ class Reader(Protocol):
         """Restore a saved state for the next `open`."""
 
 
+def has_own_state(loader: Iterable[Any]) -> bool:
+    """Return whether a loader resumes by its own state, which is of one rank."""
+    return saves_itself(loader) and not state_falls_short(loader)
+
+
+def reads_by_index(loader: Iterable[Any]) -> bool:
+    """Return whether a pass over a loader is resumed by its lists of indices alone."""
+    return why_not_by_index(loader) is None and not has_own_state(loader)
+
+
 def reader_of(loader: Iterable[Any]) -> Reader:
     """Return the reader for a loader: of those that can read it, the most exact one after a resume."""
-    if saves_itself(loader) and not state_falls_short(loader):
+    if has_own_state(loader):
         return StatefulReader()
     if hasattr(loader, "load_state_dict") and (error := state_dict_error(loader)):
         logger.info(

@@ -68,7 +68,11 @@ class InWorker:
             unpack(self._states[worker])
 
     def collate(self, samples: Any) -> FromWorker:
-        """Make a batch, and return it with the worker's number and its changed state."""
+        """Make a batch; return it with the worker's number and the changed parts of the worker's state.
+
+        The first list of an idle worker is empty, and stands for a batch before the checkpoint: it gives None
+        in place of a batch.
+        """
         idle, self._is_idle = self._is_idle, False
         if idle and _is_empty(samples):
             return None, self._worker, (None, None, None)

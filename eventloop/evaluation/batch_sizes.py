@@ -52,8 +52,11 @@ def samples_of(outputs: Mapping[str, Any], batch: Any, reported: set[str]) -> in
         reported: the subjects of warnings that were logged already; a new one is added.
 
     Raises:
-        TypeError, ValueError: `num_samples` is not an int of at least 1 that the host has.
+        TypeError, ValueError: `outputs` is no mapping, or `num_samples` is not an int of at least 0 that the
+            host has.
     """
+    if not isinstance(outputs, Mapping):
+        raise TypeError(f"val_step must return a mapping of values, got {outputs!r}")
     if NUM_SAMPLES in outputs:
         return _checked(outputs[NUM_SAMPLES])
     size, fields = _sized(batch)
@@ -71,8 +74,8 @@ def _checked(given: Any) -> int:
             f" on {given.device}, whose value is not waited for" if isinstance(given, torch.Tensor) else ""
         )
         raise TypeError(f"val_step: {NUM_SAMPLES} must be an int, such as len(images), got {given!r}{where}")
-    if given < 1:
-        raise ValueError(f"val_step: {NUM_SAMPLES} must be at least 1, got {given}")
+    if given < 0:
+        raise ValueError(f"val_step: {NUM_SAMPLES} must be at least 0, got {given}")
     return int(given)
 
 

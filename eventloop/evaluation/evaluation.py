@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -18,6 +19,7 @@ from eventloop.data.loader_state import (
     set_random_state,
 )
 from eventloop.data.rng import module_generators, set_module_generators
+from eventloop.data.trainer_parts import TrainerParts
 from eventloop.evaluation.batch_sizes import NUM_SAMPLES
 from eventloop.metrics import EventStorage
 from eventloop.metrics.scalar_value import is_number, is_single, unlogged, with_log_vars
@@ -37,6 +39,14 @@ NESTED = (
 UNUSABLE = (
     "val_step returned %s as %r, which is not a number and becomes no metric: return a number, or a tensor "
     "of one element"
+)
+SEVERAL_NUMBERS = (
+    "val_step returned %r of shape %s, which is not one number and becomes no metric: take its mean(), or "
+    "return it as 'preds' of an evaluator"
+)
+ONE_OF_TWO = (
+    "val_step returned %r without %r, so nothing is scored: return both 'preds' and 'target' for "
+    "an accuracy or an evaluator"
 )
 
 
@@ -90,11 +100,13 @@ class Averages:
         self._means: dict[str, Mean] = {}
 
     def add(self, name: str, value: Any, samples: int) -> None:
-        """Add the mean `value` of a batch of `samples`.
+        """Add the mean `value` of a batch of `samples`; of none the mean does not count, and may be NaN.
 
         Raises:
             TypeError: `value` is a tensor that is sharded over ranks.
         """
+        if not samples:
+            return
         if is_number(value):
             number = value.item() if isinstance(value, np.ndarray) else float(value)
             self._means[name] = _together(self._means.get(name, NOTHING), Mean(number, samples))
@@ -176,18 +188,17 @@ class Evaluation:
         """Add the outputs of one batch."""
         outputs = with_log_vars(outputs)
         for name in unlogged(outputs):
-            if name not in self._unusable:
-                self._unusable.add(name)
-                logger.warning(NESTED, name)
+            self._warn(name, NESTED, name)
         for name, value in outputs.items():
             if name in ("preds", "target", NUM_SAMPLES):  # not metrics, even with one element
                 continue
             if is_single(value):
                 self._claim(name, "val_step")
                 self._averages.add(name, value, samples)
-            elif name not in self._unusable and not isinstance(value, _SEVERAL):
-                self._unusable.add(name)
-                logger.warning(UNUSABLE, f"{value!r:.80}", name)
+            elif not isinstance(value, _SEVERAL):
+                self._warn(name, UNUSABLE, f"{value!r:.80}", name)
+            elif isinstance(value, torch.Tensor | np.ndarray) and _one_a_sample(name, value):
+                self._warn(name, SEVERAL_NUMBERS, name, tuple(value.shape))
         preds, target = outputs.get("preds"), outputs.get("target")
         evaluators = self._evaluators
         if not evaluators and is_classification(preds, target):
@@ -197,11 +208,14 @@ class Evaluation:
                 "evaluators need 'preds' and 'target' from val_step, which returned "
                 f"{sorted(map(str, outputs))}"
             )
+        if (preds is None) != (target is None):
+            given, absent = ("preds", "target") if target is None else ("target", "preds")
+            self._warn(given, ONE_OF_TWO, given, absent)
         for name, evaluator in evaluators.items():
-            if isinstance(evaluator, Metric):
-                evaluator.update(preds, target)
-            else:
-                for key, value in _named(name, evaluator(preds, target)).items():
+            with _naming(name):
+                scores = (evaluator.update if isinstance(evaluator, Metric) else evaluator)(preds, target)
+            if not isinstance(evaluator, Metric):
+                for key, value in _named(name, scores).items():
                     self._claim(key, f"evaluator {name!r}")
                     self._averages.add(key, value, samples)
 
@@ -217,11 +231,19 @@ class Evaluation:
         metrics = self._averages.compute()
         for name, metric in self._evaluators.items():
             if isinstance(metric, Metric):
-                for key, score in _named(name, metric.compute()).items():
+                with _naming(name):
+                    scores = metric.compute()
+                for key, score in _named(name, scores).items():
                     self._claim(key, f"evaluator {name!r}")
                     refuse_sharded(f"the metric {key!r}", score)
                     metrics[key] = float(score)
         return decided_by_rank_0(lambda: metrics)
+
+    def _warn(self, name: str, message: str, *values: object) -> None:
+        """Log a warning about a value of `val_step`, once for each name."""
+        if name not in self._unusable:
+            self._unusable.add(name)
+            logger.warning(message, *values)
 
     def _claim(self, name: str, source: str) -> None:
         if (owner := self._sources.setdefault(name, source)) != source:
@@ -236,12 +258,12 @@ def before_drawing(
 ) -> Callable[[], None]:
     """Return a function that restores the random states from which an evaluation on `loaders` draws.
 
-    They are the states of this process: the global generators, the model's modules, and all loaders.
+    The states are those of this process now: the global generators, the model's modules, and all loaders.
 
     Args:
         model: the model.
         trained_on: the loader of the training, whose random state is restored too.
-        loader: the loader of the evaluation.
+        loaders: the loaders of the evaluation.
     """
     training, modules = random_state(trained_on), module_generators(model)
     evaluations = [(each, own_random_state(each)) for each in loaders if each is not trained_on]
@@ -255,16 +277,7 @@ def before_drawing(
     return put_back
 
 
-class HasFields(Protocol):
-    """The fields of a trainer that an evaluation changes."""
-
-    model: torch.nn.Module
-    batch: Any
-    outputs: Any
-    metrics: EventStorage
-
-
-def save_fields(undo: Undo, trainer: HasFields) -> None:
+def save_fields(undo: Undo, trainer: TrainerParts) -> None:
     """Let `undo` restore the trainer's model, batch, outputs and metrics.
 
     Until then, metrics that are put, also by `get_event_storage`, go to another storage and are discarded.
@@ -306,5 +319,32 @@ def is_classification(preds: Any, target: Any) -> bool:
     return not target.is_floating_point() and preds.ndim == target.ndim + 1
 
 
+def _one_a_sample(name: object, value: torch.Tensor | np.ndarray[Any, Any]) -> bool:
+    """Return whether a value seems to be a metric of each sample; other tensors are for handlers."""
+    return (value.ndim == 1 and len(value) > 1) or name == "loss"
+
+
 def _named(name: str, scores: Any) -> Mapping[str, Any]:
-    return scores if isinstance(scores, Mapping) else {name: scores}
+    """Return the scores of an evaluator by name.
+
+    Raises:
+        TypeError: a score is not one number.
+    """
+    named = scores if isinstance(scores, Mapping) else {name: scores}
+    for key, value in named.items():
+        if not is_single(value):
+            shape = getattr(value, "shape", None)
+            got = f"{value!r:.80}" if shape is None else f"a tensor of shape {tuple(shape)}: take its mean()"
+            which = f" as {key!r}" if named is scores else ""
+            raise TypeError(f"evaluator {name!r} must return a number{which}, got {got}")
+    return named
+
+
+@contextmanager
+def _naming(evaluator: str) -> Iterator[None]:
+    """Add a note with the evaluator's name to an error."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"raised by evaluator {evaluator!r} on 'preds' and 'target'")
+        raise

@@ -7,24 +7,25 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.weights import save_modes_and_buffers
-from eventloop.costs.step_clock import StepClock
 from eventloop.data.loader_info import named_loaders, of_loader, persists, to_device, why_not_by_index
 from eventloop.data.loader_state import has_state_dict, random_state, samplers_of, set_random_state
 from eventloop.data.rng import module_generators, set_module_generators
+from eventloop.data.trainer_parts import TrainerParts
 from eventloop.evaluation.batch_sizes import samples_of
+from eventloop.evaluation.compiled_outputs import run_step
 from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, save_fields
-from eventloop.metrics import EventStorage
+from eventloop.evaluation.other_weights import name_of_pass, other_weights
 from eventloop.state.exchange import raised_together
 from eventloop.state.undo import Undo
 from eventloop.util.checks import at_least
-from eventloop.util.suggest import near
+from eventloop.util.suggest import near, need_of
 from eventloop.util.text import error_text
 
 logger = logging.getLogger("eventloop")
@@ -35,37 +36,6 @@ _BEFORE = (
     "validation calls model(inputs) of batches (inputs, target); sanity_val=0 skips this batch"
 )
 _OF_CLASSES_MODULES = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
-
-
-class CheckedTrainer(Protocol):
-    """The parts of a trainer that a sanity validation needs."""
-
-    model: torch.nn.Module
-    device: torch.device | None
-    val_loader: Iterable[Any] | None
-    evaluator: dict[str, Evaluator]
-    loss_fn: Any
-    clock: StepClock
-    metrics: EventStorage
-    ignored_outputs: set[str]
-    iter: int
-    batch: Any
-    outputs: Any
-    sanity_checking: bool
-
-    @property
-    def mode(self) -> str:
-        """Whether the trainer trains, validates or tests."""
-
-    @mode.setter
-    def mode(self, mode: str) -> None: ...
-
-    @property
-    def stopping(self) -> bool:
-        """True after a request to stop."""
-
-    def val_step(self, batch: Any) -> Mapping[str, Any]:
-        """Evaluate one batch, and return its outputs."""
 
 
 class MonitoredMetrics:
@@ -81,15 +51,13 @@ class MonitoredMetrics:
         TypeError, ValueError: `sanity_val` is not an int of at least 0, or there is no `val_loader` for it.
     """
 
-    def __init__(self, trainer: CheckedTrainer, sanity_val: int | None, *, own_val_step: bool) -> None:
+    def __init__(self, trainer: TrainerParts, sanity_val: int | None, *, own_val_step: bool) -> None:
         _check_sanity_val(sanity_val, trainer.val_loader)
         self._trainer, self._sanity_val = trainer, sanity_val
         self._tries_step = trainer.loss_fn is None and not own_val_step and trainer.val_loader is not None
-        self._loaders = [*named_loaders(trainer.val_loader)] or [""]
-        certain, possible = reported_names(trainer.evaluator, trainer.loss_fn, own_val_step)
-        self._certain = self._of_loaders(certain)
-        self._possible = None if possible is None else self._of_loaders(possible)
-        self._unchecked: list[tuple[str, str]] = []  # metrics, and the options that name them
+        self._certain, self._possible = reported_names(trainer.evaluator, trainer.loss_fn, own_val_step)
+        self._required: list[tuple[str, str]] = []  # metrics, and the options that name them
+        self._unchecked: list[tuple[str, str]] = []  # those of them that only a batch can show
 
     def shorten(self, batches: int) -> None:
         """Validate at most so many batches in the sanity validation."""
@@ -103,9 +71,10 @@ class MonitoredMetrics:
             metric: the metric's name.
             option: the option that names it, for the error, such as "CheckpointHook(save_best='accuracy')".
         """
-        if self._possible is not None and metric not in self._possible:
-            raise ValueError(self._unreported(metric, option, self._possible))
-        if metric not in self._certain:
+        if self._possible is not None and metric not in (possible := self._of_passes(self._possible)):
+            raise ValueError(self._unreported(metric, option, possible))
+        self._required.append((metric, option))
+        if metric not in self._of_passes(self._certain):
             self._unchecked.append((metric, option))
 
     def sanity_check(self, *, validates: bool) -> None:
@@ -144,8 +113,9 @@ class MonitoredMetrics:
                 batches,
                 "" if batches == 1 else "es",
             )
-        if batches and (names := self._try_out(batches)) is not None:
-            for metric, option in self._unchecked:
+        if batches and (found := self._try_out(batches)) is not None:
+            names = {of_loader(weights, name) for name in found for weights in self._weights}
+            for metric, option in self._required:  # F.cross_entropy also takes targets without an accuracy
                 if metric not in names:
                     skip = f" This is of a sanity validation of {batches} batches; sanity_val=0 skips it."
                     raise ValueError(self._unreported(metric, option, names) + skip)
@@ -184,19 +154,31 @@ class MonitoredMetrics:
     def _names(self) -> str:
         return ", ".join(repr(metric) for metric, _ in self._unchecked)
 
-    def _of_loaders(self, names: Iterable[str]) -> set[str]:
-        return {of_loader(loader, name) for name in names for loader in self._loaders}
+    def _of_passes(self, names: Iterable[str]) -> set[str]:
+        """Return the names of metrics as a whole validation reports them, by those of one pass."""
+        return {of_loader(each, name) for name in names for each in self._passes}
+
+    @property
+    def _passes(self) -> list[str]:
+        """The names of the passes of a validation, over each loader with each of the weights."""
+        loaders = [*named_loaders(self._trainer.val_loader)] or [""]
+        return [name_of_pass(weights, loader) for weights in self._weights for loader in loaders]
+
+    @property
+    def _weights(self) -> list[str]:
+        """The prefixes of the weights, the model's own first, by the hooks that the trainer is checking."""
+        return ["", *other_weights(self._trainer.hooks)]
 
     def _unreported(self, metric: str, option: str, names: Iterable[str]) -> str:
         known, word = sorted(names), metric.lower()
         alike = [name for name in known if word in name.lower() or name.lower() in word]
         guess = near(metric, known) or (f": did you mean {alike[0]!r}?" if alike else ".")
-        prefixes = (of_loader(loader, "") for loader in self._loaders)
+        prefixes = (of_loader(each, "") for each in reversed(self._passes))
         own = next((metric.removeprefix(each) for each in prefixes if metric.startswith(each)), metric)
         return (
             f"{option} needs the metric {metric!r}, which the validation does not report{guess} It reports "
             f"{', '.join(known) or 'nothing'}. Other names come from evaluator={{{own!r}: ...}} or "
-            "val_step=..."
+            f"val_step=...{need_of(metric)}"
         )
 
 
@@ -237,7 +219,7 @@ def _check_sanity_val(sanity_val: object, val_loader: object) -> None:
 # --- the sanity validation ---------------------------------------------------------------------------------
 
 
-def _can_be_repeated(trainer: CheckedTrainer) -> bool:
+def _can_be_repeated(trainer: TrainerParts) -> bool:
     """Return whether all loaders restart with each pass, and the first batch does not create weights."""
     loaders = named_loaders(trainer.val_loader).values()
     restart = bool(loaders) and all(map(_begins_again, loaders))
@@ -256,7 +238,7 @@ def _is_restored(sampler: object) -> bool:
     return of_torch or has_state_dict(sampler) or hasattr(sampler, "set_epoch")
 
 
-def _validate(trainer: CheckedTrainer, batches: int) -> Mapping[str, float]:
+def _validate(trainer: TrainerParts, batches: int) -> Mapping[str, float]:
     """Validate so many batches of each loader."""
     metrics: dict[str, float] = {}
     for name, loader in named_loaders(trainer.val_loader).items():
@@ -265,14 +247,14 @@ def _validate(trainer: CheckedTrainer, batches: int) -> Mapping[str, float]:
     return metrics
 
 
-def _validate_on(trainer: CheckedTrainer, loader: Iterable[Any], batches: int) -> Evaluation:
+def _validate_on(trainer: TrainerParts, loader: Iterable[Any], batches: int) -> Evaluation:
     """Validate on all ranks; if one rank fails, all raise."""
     evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs, trainer.device)
     with raised_together("the sanity validation"):  # the other ranks would wait for this one in `compute`
         for batch in islice(_own_workers(loader), batches):
             trainer.batch = to_device(batch, trainer.device)
-            with torch.no_grad():
-                trainer.outputs = outputs = trainer.val_step(trainer.batch)
+            outputs = run_step(trainer.val_step, trainer.batch, compiled=trainer.compiled)
+            trainer.outputs = outputs
             evaluation.add(outputs, samples_of(outputs, trainer.batch, trainer.ignored_outputs))
     return evaluation
 
@@ -289,7 +271,7 @@ def _own_workers(loader: Iterable[Any]) -> Iterable[Any]:
     return alone
 
 
-def _prepare(undo: Undo, trainer: CheckedTrainer) -> None:
+def _prepare(undo: Undo, trainer: TrainerParts) -> None:
     """Prepare a validation, and let `undo` restore random states, modes, buffers, fields and evaluators."""
     model = trainer.model
     undo.step(set_module_generators, model, module_generators(model))
@@ -306,7 +288,7 @@ def _prepare(undo: Undo, trainer: CheckedTrainer) -> None:
     model.eval()
 
 
-def _step_once(trainer: CheckedTrainer) -> None:
+def _step_once(trainer: TrainerParts) -> None:
     for loader in named_loaders(trainer.val_loader).values():
         for batch in islice(_own_workers(loader), 1):
             trainer.batch = to_device(batch, trainer.device)

@@ -24,7 +24,7 @@ class OnHost:
 
     def __init__(self, outputs: Any) -> None:
         self._devices: set[torch.device] = set()
-        self._outputs = _each_tensor(outputs, self._begin)
+        self._outputs = map_tensors(outputs, self._begin)
         self._done: list[torch.cuda.Event] = []
         for device in self._devices:
             done = torch.cuda.Event(blocking=True)
@@ -45,19 +45,19 @@ class OnHost:
         for done in self._done:
             done.synchronize()
         # page-locked memory is scarce: it is used again for another batch
-        return _each_tensor(self._outputs, torch.clone) if self._done else self._outputs
+        return map_tensors(self._outputs, torch.clone) if self._done else self._outputs
 
 
-def _each_tensor(outputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(outputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Replace the tensors in nested outputs. A mapping becomes a dict."""
     if isinstance(outputs, torch.Tensor):
         return change(outputs)
     if isinstance(outputs, Mapping):
-        return {name: _each_tensor(value, change) for name, value in outputs.items()}
+        return {name: map_tensors(value, change) for name, value in outputs.items()}
     if isinstance(outputs, tuple):
-        return _tuple_like(outputs, [_each_tensor(value, change) for value in outputs])
+        return _tuple_like(outputs, [map_tensors(value, change) for value in outputs])
     if isinstance(outputs, list):
-        return [_each_tensor(value, change) for value in outputs]
+        return [map_tensors(value, change) for value in outputs]
     return outputs
 
 

@@ -10,21 +10,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
-import torch
-
-from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
 from eventloop.checkpoint.weights import save_modes
 from eventloop.costs.waits import waiting
 from eventloop.data.loader_state import own_random_state, set_samplers
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.data.side_pass import apart, position_of
+from eventloop.data.trainer_parts import TrainerParts
 from eventloop.evaluation.dataset_order import NotedIndices, in_dataset_order
 from eventloop.evaluation.encoding import encode, outputs_of
 from eventloop.evaluation.outputs import OnHost
-from eventloop.events import BatchPredicted, Event
+from eventloop.events import BatchPredicted
 from eventloop.events.catalogue import find_event, several
-from eventloop.events.run import CurrentRun
 from eventloop.state.exchange import has_other_ranks
 from eventloop.state.undo import Undo
 from eventloop.util.functions import check_call, handler_name, is_coroutine_function
@@ -32,26 +29,6 @@ from eventloop.util.functions import check_call, handler_name, is_coroutine_func
 BACKLOG_BYTES = 256 * 2**20
 """Outputs that may wait for `to`. The prediction waits for a subscriber that is further behind."""
 _POLL_SECONDS = 0.1
-
-
-class PredictingTrainer(Protocol):
-    """The parts of a trainer that a prediction needs."""
-
-    model: torch.nn.Module
-    loader: Iterable[Any] | None
-    bus: Bus
-    facts: CurrentRun
-    data_ranks: int
-    world_size: int
-    batch: Any
-    outputs: Any
-
-    @property
-    def passing(self) -> object | None:
-        """The pass of the training epoch under way, None outside of epochs."""
-
-    def announce(self, event_type: type[Event], **fields: Any) -> None:
-        """Emit an event with the trainer's counters."""
 
 
 class Sink(Protocol):
@@ -67,7 +44,7 @@ class Sink(Protocol):
         """Release resources, after `end` or an error."""
 
 
-def begin_prediction(undo: Undo, trainer: PredictingTrainer, loader: Iterable[Any], to: Any) -> Prediction:
+def begin_prediction(undo: Undo, trainer: TrainerParts, loader: Iterable[Any], to: Any) -> Prediction:
     """Set the model to eval mode for a prediction on a loader.
 
     `undo` restores the modes of all modules, the random states from which the pass has drawn, and the
@@ -175,7 +152,7 @@ class Stream:
         TypeError, ValueError: `to` cannot be called with outputs, or is a writer of other events.
     """
 
-    def __init__(self, undo: Undo, trainer: PredictingTrainer, to: Any, recorded: NotedIndices) -> None:
+    def __init__(self, undo: Undo, trainer: TrainerParts, to: Any, recorded: NotedIndices) -> None:
         self._trainer, self._recorded = trainer, recorded
         self._errors: list[Exception] = []  # of a function; the first ends the subscription
         subscriptions: list[Subscription] = []
@@ -248,7 +225,7 @@ def _cancel(subscriptions: list[Subscription]) -> None:
         subscription.cancel()
 
 
-def _subscribe(trainer: PredictingTrainer, to: Any, errors: list[Exception]) -> Subscription:
+def _subscribe(trainer: TrainerParts, to: Any, errors: list[Exception]) -> Subscription:
     if hasattr(to, "attach") and hasattr(to, "write"):
         if not any(each == "*" or find_event(each) is BatchPredicted for each in several(to.events)):
             raise ValueError(

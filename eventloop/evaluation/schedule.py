@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, cast
 
-from eventloop.util.checks import check_choice, positive
+from eventloop.util.checks import check_bools, check_choice, positive
 
 Evaluate = Literal["val", "test"]
 Workflow = Sequence[tuple[str, int]]
@@ -42,23 +42,28 @@ class Never:
 
 
 class ValSchedule:
-    """Validate from `begin` on, every `interval`, and at the end.
+    """Validate from `begin` on, every `interval`, and at the end, and perhaps before the training.
 
     Args:
         interval, begin: in epochs, or in iterations if the run is measured in iterations.
         dynamic_intervals: `(milestone, interval)` pairs; as in MMEngine an interval applies once
             `done + 1 >= milestone`.
+        before_train: whether to validate before the first iteration too, whatever `begin` is.
 
     Raises:
         TypeError, ValueError: a number is not a positive int, or milestones are out of order.
     """
 
     def __init__(
-        self, interval: int = 1, begin: int = 1, dynamic_intervals: Sequence[tuple[int, int]] | None = None
+        self,
+        interval: int = 1,
+        begin: int = 1,
+        dynamic_intervals: Sequence[tuple[int, int]] | None = None,
+        before_train: bool = False,
     ) -> None:
         positive("val_interval", interval)
         positive("val_begin", begin)
-        self._begin = begin
+        self._begin, self._before_train = begin, before_train
         self._milestones, self._intervals = [0], [interval]
         for entry in dynamic_intervals or ():
             if not isinstance(entry, tuple | list) or len(entry) != 2:
@@ -77,11 +82,11 @@ class ValSchedule:
         """Return ["val"] if a validation is due."""
         interval = self._intervals[bisect_right(self._milestones, done + 1) - 1]
         due = done >= self._begin and (done % interval == 0 or done == total)
-        return ["val"] if due and done > 0 else []
+        return ["val"] if (due if done else self._before_train) else []
 
     def validates(self, total: int) -> bool:
         """Return whether a validation is due in the run, at its end at the latest."""
-        return self._begin <= total
+        return self._begin <= total or self._before_train
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments, for a resumed run to compare."""
@@ -99,6 +104,7 @@ def schedule_of(
     interval: int | None,
     begin: int,
     dynamic_intervals: Sequence[tuple[int, int]] | None,
+    before_train: bool,
     dev_run: int,
 ) -> Schedule:
     """Return the schedule of a trainer's validations, by its arguments.
@@ -106,12 +112,18 @@ def schedule_of(
     Args:
         interval: None for every epoch, or every 1000 iterations.
         dev_run: the number of batches of a dev run, which validates at its end; 0 for a normal run.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid, or there is no loader for `before_train`.
     """
+    check_bools(val_before_train=before_train)
     interval = interval if interval is not None else 1 if by_epoch else 1000
-    schedule = ValSchedule(interval, begin, dynamic_intervals)
+    schedule = ValSchedule(interval, begin, dynamic_intervals, before_train)
     if not validates:
+        if before_train:
+            raise ValueError("val_before_train=True needs batches to validate: give the Trainer a val_loader")
         return Never()
-    return ValSchedule(dev_run) if dev_run else schedule
+    return ValSchedule(dev_run, before_train=before_train) if dev_run else schedule
 
 
 class WorkflowSchedule:

@@ -76,7 +76,7 @@ def find_log(run: str | PathLike[str]) -> Path:
 class EventReader(Iterator[EventRecord[Event]]):
     """An iterator over the records of a log in order, as the log is when it is opened; see `read_events`.
 
-    A run may continue to write the log.
+    A run may continue to write the log. A later reader then continues from `position` of an earlier one.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class EventReader(Iterator[EventRecord[Event]]):
         *,
         only: str | type[Event] | Sequence[str | type[Event]] | None = None,
         on_torn: OnTorn = "warn",
+        position: int = 0,
     ) -> None:
         check_choice("on_torn", on_torn, get_args(OnTorn))
         self._only = _tags(only)
@@ -110,8 +111,8 @@ class EventReader(Iterator[EventRecord[Event]]):
             self._size = fstat(file.fileno()).st_size
             begun = read_header(file, self.path)
         self._frames = Frames(self._size)
-        self.position = len(HEADER) if begun else 0
-        """The number of bytes read so far."""
+        self.position = max(position, len(HEADER)) if begun else 0
+        """The number of bytes read so far; a later reader may begin there."""
         self._decoders: dict[bytes, Callable[[bytes], EventRecord[Event] | None]] = {}
         self._records = chain.from_iterable(self.blocks())
 

@@ -307,7 +307,7 @@ def into_writers(
         writers: are opened here.
         work_dir: the directory for the writers' files; WorkDirInUseError is raised if a live run owns it.
         closing: closes the writers, and gives the directory back, when the caller leaves it.
-        note: called after each write, with the sequence number of the last event in it.
+        on_written: called after each write, with the sequence number of the last event in it.
     """
     wanted = [_types_of(writer) for writer in writers]
     everything = None in wanted

@@ -11,11 +11,12 @@ it; after a kill, the next one repeats it.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,7 @@ class Recipe(msgspec.Struct, frozen=True):
     module: str = ""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    """The keyword arguments, without `secret_arguments`, which the writer takes from the environment."""
+    """The keyword arguments; without `secret_arguments`, which the writer takes from the environment."""
     delivered: int = 0
     """The number of events at the start of the log that have been delivered."""
 
@@ -107,9 +108,8 @@ class _Undelivered:
             cls = type(writer)
             if name == (writer.name or cls.__name__) and WRITERS.find(cls.__name__) is cls:
                 made, _ = writer.worker_recipe()
-                args, kwargs = (made.args, made.keywords) if isinstance(made, partial) else ((), {})
-                kwargs = {key: value for key, value in kwargs.items() if key not in cls.secret_arguments}
                 with suppress(TypeError, ValueError):
+                    args, kwargs = _open_arguments(made, cls.secret_arguments)
                     plain = msgspec.json.decode(msgspec.json.encode([args, kwargs], enc_hook=_plain_value))
                     return Recipe(name, cls.__name__, cls.__module__, *plain)
         return Recipe(name)
@@ -269,6 +269,18 @@ def _made_again(log: Path, recipe: Recipe) -> Sink:
     except (TypeError, ValueError, ImportError) as error:
         raise ValueError(f"{log}: {recipe.writer} cannot be made again: {error}") from error
     return made
+
+
+def _open_arguments(
+    made: Callable[..., object], secret: Sequence[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with which a writer was made, without the secret ones, however they were given."""
+    if not isinstance(made, partial):
+        return (), {}
+    bound = inspect.signature(made.func).bind(*made.args, **made.keywords)
+    for name in secret:
+        bound.arguments.pop(name, None)
+    return bound.args, bound.kwargs
 
 
 def _write_recipe(log: Path, recipe: Recipe) -> None:

@@ -14,6 +14,7 @@ from eventloop.events.health import InvalidLoss as InvalidLoss
 from eventloop.events.health import LoaderStall as LoaderStall
 from eventloop.events.health import SlowHandler as SlowHandler
 from eventloop.events.health import SlowRank as SlowRank
+from eventloop.events.types import BY_COMMAND as BY_COMMAND
 from eventloop.events.types import COMPLETED as COMPLETED
 from eventloop.events.types import AfterBackward as AfterBackward
 from eventloop.events.types import AfterLoadCheckpoint as AfterLoadCheckpoint
@@ -45,13 +46,17 @@ from eventloop.events.types import BeforeTrainIter as BeforeTrainIter
 from eventloop.events.types import BeforeVal as BeforeVal
 from eventloop.events.types import BeforeValEpoch as BeforeValEpoch
 from eventloop.events.types import BeforeValIter as BeforeValIter
+from eventloop.events.types import CheckpointEvaluated as CheckpointEvaluated
 from eventloop.events.types import CheckpointFailed as CheckpointFailed
 from eventloop.events.types import CheckpointSaved as CheckpointSaved
+from eventloop.events.types import CommandApplied as CommandApplied
+from eventloop.events.types import CommandRefused as CommandRefused
 from eventloop.events.types import HistogramLogged as HistogramLogged
 from eventloop.events.types import ImageLogged as ImageLogged
 from eventloop.events.types import Mode as Mode
 from eventloop.events.types import OptimizerStepSkipped as OptimizerStepSkipped
 from eventloop.events.types import PreemptionRequested as PreemptionRequested
+from eventloop.events.types import RolledBack as RolledBack
 from eventloop.events.types import RunInfo as RunInfo
 from eventloop.events.types import ScalarsLogged as ScalarsLogged
 from eventloop.events.types import StopRequested as StopRequested

@@ -24,11 +24,12 @@ class BadEvent(NamedTuple):
     """The first field that cannot be encoded, and the type of its value; "" if unknown."""
     why: str
     reported: bool = False
-    """Whether the subscriber has logged it already."""
+    """Whether the subscriber has logged it already, so that no other line names it."""
 
     def __str__(self) -> str:
         of = f" for its field {self.field}" if self.field else ""
-        return f"{self.event} cannot be encoded{of}: {self.why}"
+        what = "failed" if self.reported else "cannot be encoded"
+        return f"{self.event} {what}{of}: {self.why}"
 
 
 class Unencodable(Exception):
@@ -47,6 +48,15 @@ class Unencodable(Exception):
     def __str__(self) -> str:
         more = len(self.events) - 1
         return f"{self.events[0]}{f' (and {more} more)' if more else ''}"
+
+
+class NotTaken(Unencodable):
+    """Raised by a subscriber for events that a service has not taken, while the others were delivered."""
+
+
+def logged_itself(error: BaseException) -> bool:
+    """Return whether the subscriber that has raised an error has logged all of it already."""
+    return isinstance(error, Unencodable) and all(bad.reported for bad in error.events)
 
 
 def bad_events(error: BaseException, of: int) -> list[BadEvent]:

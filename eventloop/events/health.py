@@ -10,12 +10,14 @@ class HandlerFailed(Event, kw_only=True):
     """A background subscriber raised an error, or a delivery exceeded its `stall_timeout`.
 
     `error` is the exception's text, `count` the failed events so far, `cost` the seconds of the delivery.
+    `logged` says that the subscriber has named the failure in the log itself, so the console does not.
     """
 
     handler: str = ""
     error: str = ""
     count: int = 0
     cost: float = 0.0
+    logged: bool = False
 
 
 class EventsDropped(Event, kw_only=True):

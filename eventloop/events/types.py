@@ -28,13 +28,15 @@ of live objects, such as a tensor, an array or a module, is refused when it is d
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from eventloop.events.base import Counter, Event
 
 Mode = Literal["train", "val", "test", "predict"]
 COMPLETED = "completed"
 """The `reason` of a closing event whose phase was not cut short."""
+BY_COMMAND = "command"
+"""The `reason` of a complete validation that the command `validate` made; it counts for nothing."""
 
 
 class _LoopEvent(Event, kw_only=True):
@@ -110,7 +112,7 @@ class BeforeTrain(_TrainEvent, kw_only=True):
 
 
 class AfterTrain(_TrainEvent, kw_only=True):
-    """Training ends: `reason` is "completed", the reason given to `trainer.stop`, or "error"."""
+    """Training ends: `reason` is "completed", the reason given to `trainer.stop`, "rollback" or "error"."""
 
     reason: str = COMPLETED
 
@@ -170,7 +172,7 @@ class BeforeValEpoch(_ValEvent, kw_only=True):
 
 
 class AfterValEpoch(_ValEvent, kw_only=True):
-    """A pass over the validation loaders ends. `metrics` is empty unless `reason` is "completed"."""
+    """A pass over the validation loaders ends. It has `metrics` if `reason` is "completed" or "command"."""
 
     counter: ClassVar[Counter] = "val_epoch"
     metrics: dict[str, float] = {}
@@ -207,19 +209,19 @@ class AfterTrainIter(_IterEvent, kw_only=True):
 
 
 class BeforeValIter(_ValIter, kw_only=True):
-    """A validation batch is on the device; `loader` names its loader, where there are several."""
+    """A validation batch is on the device; `loader` is the prefix of its metrics, the name of a loader."""
 
 
 class AfterValIter(_ValIter, kw_only=True):
-    """A validation batch was run; `loader` names its loader, where there are several."""
+    """A validation batch was run; `loader` is the prefix of its metrics, the name of a loader."""
 
 
 class BeforeTestIter(_TestIter, kw_only=True):
-    """A test batch is on the device; `loader` names its loader, where there are several."""
+    """A test batch is on the device; `loader` is the prefix of its metrics, the name of a loader."""
 
 
 class AfterTestIter(_TestIter, kw_only=True):
-    """A test batch was run; `loader` names its loader, where there are several."""
+    """A test batch was run; `loader` is the prefix of its metrics, the name of a loader."""
 
 
 class BeforePredictIter(_PredictIter, kw_only=True):
@@ -330,9 +332,57 @@ class TextLogged(_LogEvent, kw_only=True):
 
 
 class RunInfo(_LogEvent, kw_only=True):
-    """Facts about the run, such as model, seed, versions and plan. Emitted once, at its start."""
+    """Facts of the run, its `Trainer(config=...)` and its parts' options. Emitted once, at its start."""
 
     info: dict[str, str] = {}
+    config: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+
+
+# --- a run that is steered --------------------------------------------------------------------------------
+
+
+class CommandApplied(_LoopEvent, kw_only=True):
+    """A command was applied at this iteration boundary, on all ranks.
+
+    `source` says who sent it, such as "anna@login1" for `eventloop tell`. `result` is what the command
+    returned, such as the path of a checkpoint.
+    """
+
+    command: str = ""
+    arguments: dict[str, Any] = {}
+    source: str = ""
+    result: dict[str, Any] = {}
+
+
+class CommandRefused(_LoopEvent, kw_only=True):
+    """A command was refused, for `reason`; nothing of it was applied."""
+
+    command: str = ""
+    arguments: dict[str, Any] = {}
+    source: str = ""
+    reason: str = ""
+
+
+class CheckpointEvaluated(_LoopEvent, kw_only=True):
+    """The checkpoint at `path` was validated by another process, with these `metrics`.
+
+    The counters are those of the checkpoint, not those of the training at this moment.
+    """
+
+    path: str = ""
+    metrics: dict[str, float] = {}
+
+
+class RolledBack(_LoopEvent, kw_only=True):
+    """The run went back to the checkpoint at `path`, for `reason`, and skips `skipped` batches from there.
+
+    The counters are those of the checkpoint.
+    """
+
+    path: str = ""
+    reason: str = ""
+    skipped: int = 0
 
 
 # --- control ----------------------------------------------------------------------------------------------

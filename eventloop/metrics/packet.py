@@ -110,6 +110,8 @@ class Readings:
         self._warned: set[str] = set()  # names that two sources put
         self._lock = threading.Lock()
         self.losses = Losses()
+        self.followers: list[Callable[[list[Row]], None]] = []
+        """Functions to call with the rows that are read, in their order, on the thread that reads them."""
 
     def pack(self, rows: list[Row], appended: int, place: Place, since: int = 0) -> Packet:
         """Start the copy of rows to the host, and return the rows as the next packet to read."""
@@ -133,8 +135,9 @@ class Readings:
                 oldest = self._unread.popleft()
                 unread += read_rows(oldest.rows, oldest.copy)
                 oldest.copy = None
-                self.losses.check(oldest.rows[oldest.appended :])
-                self._unappended += oldest.rows[oldest.appended :]
+                fresh = oldest.rows[oldest.appended :]
+                self._check(fresh)
+                self._unappended += fresh
                 if oldest is packet:
                     break
             if packet is None or self.followed or len(self._unappended) >= APPEND_AT:
@@ -146,9 +149,14 @@ class Readings:
         """Read all packets, then rows that are not collected yet; rows that cannot be read are removed."""
         self.read()
         unread = read_rows(rows, None)
-        self.losses.check(rows)
+        self._check(rows)
         self._append(rows)
         self.count_unreadable(unread)
+
+    def _check(self, rows: list[Row]) -> None:
+        self.losses.check(rows)
+        for follow in self.followers:
+            follow(rows)
 
     def check_unread(self, rows: list[Row]) -> None:
         """Look for a lost loss in unread packets, then in uncollected rows, up to the first on a device."""

@@ -93,6 +93,8 @@ class EventStorage:
         self._media = PendingMedia()
         self._readings, self._shapes, self._prefix = Readings(), Shapes(), ""
         self.losses = self._readings.losses
+        self.followers = self._readings.followers
+        """Functions that get each list of rows once it is read, on the thread that reads; they are quick."""
         self.device_reads = DeviceReads()
         """The waits for the device when code on the training thread reads values, in training iterations."""
         self.entered_in = 0  # the id of the thread that entered the `with` block

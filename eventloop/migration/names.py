@@ -12,7 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
 from typing import NoReturn, ParamSpec, TypeVar
 
-from eventloop.migration.tables import ARGUMENTS, ATTRIBUTES, CALLS, CLASSES, METHODS, RENAMED, STORAGE
+from eventloop.migration.tables import (
+    ARGUMENTS,
+    ATTRIBUTES,
+    CALLS,
+    CLASSES,
+    METHODS,
+    PLACES,
+    RENAMED,
+    STORAGE,
+    SWITCHES,
+)
 from eventloop.util.suggest import suggest
 
 P = ParamSpec("P")
@@ -91,20 +101,23 @@ def knowing_calls(method: Callable[P, T]) -> Callable[P, T]:
     parameters = inspect.signature(method).parameters
     named = [name for name, parameter in parameters.items() if parameter.kind is Parameter.KEYWORD_ONLY]
     nameless = len(parameters) - len(named) - 1
+    place = PLACES.get(method.__name__)
 
     @functools.wraps(method)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         owner = type(args[0]).__name__
         for name in kwargs:
             if name not in parameters:
-                meant = _call_meant(name, type(args[0]))
+                meant = f": {place}" if place else _call_meant(name, type(args[0]))
                 raise TypeError(f"{owner}.{method.__name__} has no argument {name!r}{meant}")
         if len(args) - 1 > nameless:
             got = ", ".join(type(value).__name__ for value in args[1:])
-            place = f"loaders and lengths are arguments of {owner}(train_loader=..., max_epochs=...)"
+            others = (
+                place or f"loaders and lengths are arguments of {owner}(train_loader=..., max_epochs=...)"
+            )
             raise TypeError(
                 f"{owner}.{method.__name__} takes {nameless or 'no'} argument without a name, got {got}: "
-                + (f"write the name of the other, {named[0]}=..." if named else place)
+                + (f"write the name of the other, {named[0]}=..." if named else others)
             )
         return method(*args, **kwargs)
 
@@ -130,6 +143,13 @@ class _ForeignAttribute:
         raise AttributeError(f"{owner.__name__} has no attribute {self._name!r}: use {self._meant}")
 
 
+class _ForeignSwitch(_ForeignAttribute):
+    """Such a name that steers another system's run by being set: setting it raises the error, too."""
+
+    def __set__(self, instance: object, value: object) -> NoReturn:
+        self.__get__(instance, type(instance))  # it would be a new attribute, which nothing reads
+
+
 def knowing_attributes(trainer: type[T]) -> type[T]:
     """Make attributes of other trainers raise an AttributeError that names ours; `hasattr` stays False.
 
@@ -151,7 +171,7 @@ def knowing_renamed(cls: type[T]) -> type[T]:
 
 def _with_foreign(cls: type[T], names: Mapping[str, str]) -> type[T]:
     for name, meant in names.items():
-        setattr(cls, name, _ForeignAttribute(name, meant))
+        setattr(cls, name, (_ForeignSwitch if name in SWITCHES else _ForeignAttribute)(name, meant))
     return cls
 
 

@@ -31,6 +31,8 @@ OVERRIDES = table(
     ("train_dataloader", "train_loader=... of the Trainer"),
     ("val_dataloader", "val_loader=... of the Trainer"),
     ("test_dataloader", "test_loader=... of the Trainer"),
+    ("training_epoch_end", "after_train_epoch(self, trainer, event) of a Hook in hooks=[...]"),
+    ("validation_epoch_end test_epoch_end", "evaluator=... of the Trainer"),
     # Transformers
     ("compute_loss", "loss_fn=... or train_step=... of the Trainer"),
     ("training_step", "train_step=... of the Trainer, a function (trainer, batch)"),
@@ -65,7 +67,8 @@ def refuse_overrides(cls: type, events: Iterable[str]) -> None:
     Raises:
         TypeError: there is such a method; the message says what to write.
     """
-    known = {*events, "before_step", "after_step"}
+    generic = {f"{when}_{what}" for when in ("before", "after") for what in ("step", "epoch", "iter")}
+    known = {*events, *generic}
     bases = [
         base for base in cls.__mro__ if base.__module__.partition(".")[0] not in ("eventloop", "builtins")
     ]

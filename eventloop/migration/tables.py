@@ -68,6 +68,7 @@ ARGUMENTS = {
         ("gradient_clip_algorithm", f"default_hooks=dict(optimizer=dict({_VALUE}))"),
         ("precision bf16 fp16 amp use_amp", _AMP),
         ("callbacks", "hooks=[...]"),
+        ("torch_compile", 'compile="model", or compile="step"'),
         ("enable_progress_bar", "writers=[ConsoleWriter()], the default on a terminal, or writers=[]"),
         ("default_root_dir output_dir experiment_name", "work_dir=..., the directory of the run"),
         ("max_steps", "max_iters=..."),
@@ -187,6 +188,19 @@ _TRAINS = "trainer.train(), or a loop of your own over trainer.epochs() and trai
 _SAVES = "hooks=[CheckpointHook(interval=..., save_best=...)] of the Trainer, which saves"
 _NUMBERS = "trainer.metrics, with latest() for the newest values"
 
+SWITCHES = {
+    "should_stop",
+    "terminate",
+    "stop_training",
+    "max_epoch",
+    "max_steps",
+    "max_iter",
+    "global_step",
+    "current_epoch",
+    "lr",
+    "learning_rate",
+}
+"""The names of `ATTRIBUTES` by which a user steers another system's run; others may be set on a trainer."""
 ATTRIBUTES = table(
     ("runner lightning_trainer", "the trainer itself"),
     ("fit train_loop fit_loop", _TRAINS),
@@ -208,6 +222,8 @@ ATTRIBUTES = table(
     ("logger", 'trainer.writers for metrics, or logging.getLogger("eventloop") for messages'),
     ("loggers", "trainer.writers"),
     ("global_step", "trainer.iter"),
+    ("max_epoch", "trainer.max_epochs"),
+    ("lr learning_rate", "the param_groups of trainer.optimizer"),
     ("current_epoch", "trainer.epoch"),
     ("inner_iter", "trainer.batch_idx"),
     ("max_steps max_iter estimated_stepping_batches", "trainer.max_iters"),
@@ -222,8 +238,11 @@ ATTRIBUTES = table(
     ("from_cfg", "Trainer(...), where hooks, writers and schedulers may be configs"),
     ("load_or_resume resume_or_load", 'trainer.resume("auto"), or trainer.load_checkpoint(path)'),
     ("ckpt_path", 'trainer.resume("auto") or trainer.resume(path)'),
-    ("save_checkpoint save_model save_state checkpointer checkpoint_callback", _SAVES),
-    ("should_stop terminate", "trainer.stop(reason), after which trainer.asked_to_stop is True"),
+    ("save_model save_state checkpointer checkpoint_callback", _SAVES),
+    (
+        "should_stop terminate stop_training",
+        "trainer.stop(reason), which sets trainer.asked_to_stop",
+    ),
     ("global_rank", "trainer.rank"),
     ("is_global_zero", "trainer.rank == 0"),
     ("log_dir default_root_dir experiment_name", "trainer.work_dir"),
@@ -240,10 +259,19 @@ CALLS = table(
         "dataloaders train_dataloaders val_dataloaders datamodule data_loaders",
         "an argument of the Trainer: train_loader, val_loader or test_loader; or predict(loader)",
     ),
+    ("strict weights_only", "trainer.load_checkpoint(path, strict=...), which loads the weights alone"),
     ("return_predictions", "to=..., which receives the outputs of each batch in place of a result"),
     ("test_dataset", "a loader: test_loader=... of the Trainer, or predict(loader)"),
 )
-"""Arguments of train, val, test and run in other systems, with the place where each belongs."""
+"""Arguments of train, val, test, run and resume in other systems, with the place where each belongs."""
+
+PLACES = {
+    "save_checkpoint": (
+        "CheckpointHook(out_dir=..., filename_tmpl=...) says where checkpoints are saved, and the call when; "
+        "torch.save(trainer.model.state_dict(), path) writes the weights alone to a file"
+    )
+}
+"""The places of arguments that a method does not take and the same one of other trainers does."""
 
 _OWN = "a Writer of your own, about twenty lines: see `eventloop.writers.Writer`"
 CLASSES = table(
@@ -255,11 +283,16 @@ CLASSES = table(
     ("build_hooks", "hooks=[...] of the Trainer, where a hook may be a config"),
     ("build_writers", "writers=[...] of the Trainer, where a writer may be a config"),
     ("PrepareTTAHook", "val_step=... of the Trainer, which averages the outputs over augmentations"),
+    (
+        "SidecarEvaluator",
+        'AsyncValidationHook(build="module:function"), or `eventloop evaluate RUN --follow`',
+    ),
     ("EvalHook DistEvalHook", "val_loader=..., val_interval=... of the Trainer, which validates"),
     ("ModelCheckpoint Checkpoint PeriodicCheckpointer", "CheckpointHook(interval=..., save_best=...)"),
     ("BestCheckpointer", 'CheckpointHook(save_best="...")'),
     ("EarlyStopping EarlyStoppingCallback", 'EarlyStoppingHook(monitor="...")'),
     ("TerminateOnNan TerminateOnNaN", "CheckInvalidLossHook()"),
+    ("SpikeDetection", "RollbackHook(), which goes back within the run"),
     (
         "VisualizerHook NaiveVisualizationHook DetVisualizationHook SegVisualizationHook",
         "VisualizationHook(draw=...)",

@@ -8,17 +8,21 @@ weights, and `ema_state_dict["steps"]` the number of updates of the average.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from itertools import chain
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint import CheckpointError
-from eventloop.checkpoint.weights import OWN
+from eventloop.checkpoint.weights import OWN, in_parts
 from eventloop.model.average_pairs import Swap
 from eventloop.model.averages import BaseAveragedModel
-from eventloop.state.schema import read_as
+from eventloop.state.schema import Count, read_as
 
 logger = logging.getLogger("eventloop")
 
@@ -88,6 +92,43 @@ def separate(checkpoint: dict[str, Any], name: str | None) -> None:
         averaged, own = checkpoint["state_dict"], own_weights(checkpoint)
         checkpoint[OWN] = {key: own.get(key, value) for key, value in averaged.items()}
     checkpoint["hooks"] = {**states, name: {**states[name], "average": averaged}}
+
+
+class AverageState(msgspec.Struct):
+    """The state of EMAHook: the number of updates, and the average where `separate` has put it."""
+
+    steps: Count
+    average: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+def read_state(state: Mapping[str, Any]) -> AverageState:
+    """Return the state of EMAHook in a checkpoint."""
+    return read_as(AverageState, state, "EMAHook cannot take its state")
+
+
+def load_average(
+    build: Callable[[nn.Module], BaseAveragedModel], model: nn.Module, saved: AverageState
+) -> BaseAveragedModel | None:
+    """Build a saved average, or return None for a lazy model, whose first update builds it."""
+    weights = saved.average if saved.steps and saved.average is not msgspec.UNSET else None
+    if saved.steps and weights is None:
+        text = "the checkpoint has no %s: the average starts again as a copy of the model"
+        logger.warning(text, KEY)
+    if has_lazy_parts(model):
+        if weights is None:
+            return None
+        model = deepcopy(model)
+        model.load_state_dict(weights, strict=False)  # gives the lazy model its shapes
+    average = build(model)
+    if weights is not None:
+        average.module.load_state_dict(in_parts(average.module, weights), strict=False)
+        average.steps = saved.steps
+    return average
+
+
+def has_lazy_parts(model: nn.Module) -> bool:
+    """Return whether the first forward pass of a model creates some of its parameters or buffers."""
+    return any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers()))
 
 
 def own_weights(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from eventloop.state.sharded import is_dtensor, local_parts, reshard
+
 
 class Tracked(NamedTuple):
     """A parameter or buffer of a model, and whether it is averaged or only copied."""
@@ -28,7 +30,7 @@ class Pairs:
 
     Walking through a model of 240 parameters takes longer than averaging them, so it is done once. `current`
     takes a third of that time. It notices each parameter, module or buffer that was added, removed or
-    replaced, and a move of the model to another device or type.
+    replaced, and a move of the model to another device or type. Of a DTensor the lists have this rank's part.
 
     Args:
         average, source: the results of `tracked` for the copy and for the model, with equal names and shapes.
@@ -36,29 +38,31 @@ class Pairs:
     """
 
     def __init__(self, average: dict[str, Tracked], source: dict[str, Tracked], model: nn.Module) -> None:
-        self.averages = [average[name].tensor for name in source]
-        self.sources = [tracked.tensor for tracked in source.values()]
+        copies, wholes = [average[name].tensor for name in source], [each.tensor for each in source.values()]
+        self.averages, self.sources = local_parts(copies), local_parts(wholes)
+        parts = zip([*copies, *wholes], [*self.averages, *self.sources], strict=True)
+        self._shards = [(whole, part) for whole, part in parts if is_dtensor(whole)]
         self._alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
         self._unlike: tuple[list[Tensor], list[Tensor]] = ([], [])
         self.copied: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for name, (tensor, averaged) in source.items():
-            own = average[name].tensor
+        for (_, averaged), own, tensor in zip(source.values(), self.averages, self.sources, strict=True):
             ours, theirs = self._list_of(own, tensor, averaged=averaged)
             ours.append(own)
             theirs.append(tensor)
-        self._model = model
-        self._full, self._empty = _registries(model, buffers=self._has_buffers(model))
+        self.model = model
+        self._full, self._empty = _registries(model, buffers=_has_buffers(model, wholes))
         self._registered = [*chain.from_iterable(map(dict.values, self._full))]
         self._form = _form(self.sources) + _form(self.averages)
 
     def current(self, model: nn.Module) -> bool:
         """Return whether the lists still match the tensors of `model`, which may have been replaced."""
         return (
-            model is self._model
+            model is self.model
             and not any(self._empty)
             and sum(map(len, self._full)) == len(self._registered)
             and all(map(is_, chain.from_iterable(map(dict.values, self._full)), self._registered))
             and _form(self.sources) + _form(self.averages) == self._form
+            and (not self._shards or self._has_parts())
         )
 
     def averaged(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
@@ -83,9 +87,12 @@ class Pairs:
             return self._unlike
         return self._alike.setdefault((own.device, own.dtype), ([], []))
 
-    def _has_buffers(self, model: nn.Module) -> bool:
-        parameters = {id(parameter) for parameter in model.parameters()}
-        return any(id(tensor) not in parameters for tensor in self.sources)
+    def _has_parts(self) -> bool:
+        """Return whether the DTensors still have the memory that the lists have."""
+        parts = local_parts(whole for whole, _ in self._shards)
+        return all(
+            new.data_ptr() == old.data_ptr() for new, (_, old) in zip(parts, self._shards, strict=True)
+        )
 
 
 class Swap:
@@ -98,7 +105,7 @@ class Swap:
     """
 
     def __init__(self) -> None:
-        self._replaced: tuple[list[Tensor], list[Tensor]] | None = None
+        self._replaced: tuple[Pairs, list[Tensor]] | None = None
 
     @property
     def active(self) -> bool:
@@ -108,13 +115,15 @@ class Swap:
     def put(self, pairs: Pairs) -> None:
         """Copy the values of the average into the model."""
         if self._replaced is None:
-            self._replaced = (pairs.sources, [tensor.detach().clone() for tensor in pairs.sources])
+            self._replaced = (pairs, [tensor.detach().clone() for tensor in pairs.sources])
             _copy(pairs.sources, pairs.averages)
 
     def back(self) -> None:
         """Restore the model's own values, unless it has them already."""
         if self._replaced is not None:
-            _copy(*self._replaced)
+            pairs, values = self._replaced
+            reshard(pairs.model)  # forward passes would use weights that FSDP2 has gathered from the average
+            _copy(pairs.sources, values)
             self._replaced = None
 
     @contextmanager
@@ -146,6 +155,11 @@ def tracked(model: nn.Module, *, copy_buffers: bool, update_buffers: bool) -> di
     if copy_buffers or update_buffers:
         found |= {name: Tracked(b, update_buffers and _has_mean(b)) for name, b in model.named_buffers()}
     return found
+
+
+def _has_buffers(model: nn.Module, tensors: list[Tensor]) -> bool:
+    parameters = {id(parameter) for parameter in model.parameters()}
+    return any(id(tensor) not in parameters for tensor in tensors)
 
 
 def _has_mean(tensor: Tensor) -> bool:

@@ -17,13 +17,20 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from eventloop.model.average_pairs import Pairs, tracked
-from eventloop.state.sharded import refuse_sharded_model
+from eventloop.state.sharded import (
+    gathers_weights,
+    is_dtensor,
+    layout,
+    local_parts,
+    refuse_old_shards,
+    reshard,
+)
+from eventloop.state.sharded_copy import copy_shards
 from eventloop.util.checks import check_bools, number, positive
 
 logger = logging.getLogger("eventloop")
 
 _HALF = (torch.float16, torch.bfloat16)
-NO_SHARDED_AVERAGES = "Averages of sharded weights are not supported yet: train without one."
 
 
 class BaseAveragedModel(nn.Module):
@@ -37,13 +44,15 @@ class BaseAveragedModel(nn.Module):
         teacher.update_parameters(student)       # after each step of the optimizer
 
     A subclass defines `avg_func` for one tensor, or `multi_avg_func` for a list of tensors at once, which is
-    faster. The first update copies the weights. Integers and booleans are copied at each update.
-    Half-precision weights are averaged in float32, because a small momentum would be rounded away; to run
-    such an average in the model's dtype, use `deepcopy(average).to(dtype)`. A parameter that the model gains
-    later begins as a copy. Frozen parameters are averaged too, because they may be trained later.
+    faster. Of a DTensor they get this rank's part. The first update copies the weights. Integers and
+    booleans are copied at each update. Half-precision weights are averaged in float32, because a small
+    momentum would be rounded away; to run such an average in the model's dtype, use
+    `deepcopy(average).to(dtype)`. A parameter that the model gains later begins as a copy. Frozen parameters
+    are averaged too, because they may be trained later.
 
     Args:
-        model: the model to average; it is copied, without gradients.
+        model: the model to average; it is copied, without gradients. If it has DTensors, so has the copy, in
+            equal parts, but the copy cannot be called.
         interval: calls of `update_parameters` per averaging; buffers that are not averaged are copied at
             each call.
         device: device of the average; by default each tensor is on the device of the model's tensor. Another
@@ -54,8 +63,8 @@ class BaseAveragedModel(nn.Module):
     `state_dict` has the state of the copy under `module.`, and the number of updates as `steps`.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong type or out of range, the model is sharded over
-            ranks, or a lazy module has no shape yet.
+        TypeError, ValueError: an argument is of the wrong type or out of range, FSDP1 shards the model, it
+            has a ShardedTensor, or a lazy module has no shape yet.
     """
 
     def __init__(
@@ -102,7 +111,7 @@ class BaseAveragedModel(nn.Module):
 
         Raises:
             RuntimeError: `model` is another model, or its tensors have changed and it cannot be copied.
-            TypeError: `model` is sharded over ranks.
+            TypeError: FSDP1 shards `model`, or it has a ShardedTensor.
         """
         steps = self.steps
         due = steps % self.interval == 0
@@ -146,10 +155,12 @@ class BaseAveragedModel(nn.Module):
     # --- the copy ------------------------------------------------------------------------------------------
 
     def _copy_of(self, model: nn.Module) -> nn.Module:
-        refuse_sharded_model(type(self).__name__, model, NO_SHARDED_AVERAGES)
+        refuse_old_shards(type(self).__name__, model)
         lazy = [name for name, p in chain(model.named_parameters(), model.named_buffers()) if is_lazy(p)]
         if lazy:
             raise ValueError(f"{lazy[0]} has no shape yet: run a batch through lazy modules before averaging")
+        if gathers_weights(model):
+            return copy_shards(model, self._copied)
         copy = deepcopy(model)
         for parameter in copy.parameters():
             parameter.grad = None
@@ -161,18 +172,24 @@ class BaseAveragedModel(nn.Module):
                 tensor.data = tensor.data.float()
         return copy
 
+    def _copied(self, tensor: Tensor, averaged: bool) -> Tensor:
+        widened = tensor.dtype in _HALF and (averaged or self.update_buffers)
+        dtype = torch.float32 if widened else tensor.dtype
+        return tensor.detach().to(self.device or tensor.device, dtype, copy=True)
+
     def _match(self, model: nn.Module) -> Pairs:
-        refuse_sharded_model(type(self).__name__, model, NO_SHARDED_AVERAGES)
+        refuse_old_shards(type(self).__name__, model)
         options = {"copy_buffers": self.copy_buffers, "update_buffers": self.update_buffers}
+        reshard(model)
         source = tracked(model, **options)
-        shapes = {name: found.tensor.shape for name, found in source.items()}
+        layouts = {name: layout(found.tensor) for name, found in source.items()}
         own = tracked(self.module, **options)
-        if shapes != {name: found.tensor.shape for name, found in own.items()}:
+        if layouts != {name: layout(found.tensor) for name, found in own.items()}:
             self._adopt(model)
             own = tracked(self.module, **options)
         if self.device is None:
             for name, (tensor, _) in source.items():
-                if own[name].tensor.device != tensor.device:
+                if own[name].tensor.device != tensor.device and not is_dtensor(tensor):
                     own[name].tensor.data = own[name].tensor.data.to(tensor.device)
         return Pairs(own, source, model)
 
@@ -183,8 +200,11 @@ class BaseAveragedModel(nn.Module):
         new = []
         for name, tensor in chain(fresh.named_parameters(), fresh.named_buffers()):
             old = kept.pop(name, None)
-            if old is not None and old.shape == tensor.shape:
-                tensor.data = old.data
+            if old is not None and layout(old) == layout(tensor):
+                if is_dtensor(tensor):  # `data` of a DTensor is not its part
+                    torch._foreach_copy_(local_parts([tensor]), local_parts([old]))
+                else:
+                    tensor.data = old.data
             else:
                 new.append(name)
         self.module, self._pairs = fresh, None

@@ -22,7 +22,8 @@ WARM_UP = 3
 MEASURED_FIRST = 8
 PERIOD = 101
 
-Marks = dict[int, torch.cuda.Event]
+Marks = dict[int, list[torch.cuda.Event]]
+"""The marks of an iteration in their order: one of each, or one for each of its batches."""
 
 
 class DeviceClock:
@@ -54,7 +55,7 @@ class DeviceClock:
         if self._marks is not None:
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._device))
-            self._marks[what] = event
+            self._marks.setdefault(what, []).append(event)
 
     def end(self) -> None:
         """End the sample, which is read in the background once the device has passed it."""
@@ -70,7 +71,8 @@ class DeviceClock:
         self.samples += 1
         self.forward += _seconds(marks, FORWARD_BEGINS, FORWARD_ENDS)
         self.backward += _seconds(marks, BACKWARD_BEGINS, BACKWARD_ENDS)
-        self.optimizer += _seconds(marks, BACKWARD_ENDS, OPTIMIZER_ENDS)
+        last = {BACKWARD_ENDS: marks.get(BACKWARD_ENDS, [])[-1:]}
+        self.optimizer += _seconds(marks | last, BACKWARD_ENDS, OPTIMIZER_ENDS)
 
     @property
     def phases(self) -> Phases:
@@ -96,7 +98,7 @@ class _Sample:
         self._marks = marks
 
     def ready(self) -> bool:
-        return all(event.query() for event in self._marks.values())
+        return all(event.query() for events in self._marks.values() for event in events)
 
     def events(self) -> list[Event]:
         self._clock.add(self._marks)
@@ -104,6 +106,5 @@ class _Sample:
 
 
 def _seconds(marks: Marks, begin: int, end: int) -> float:
-    if begin not in marks or end not in marks:
-        return 0.0
-    return float(marks[begin].elapsed_time(marks[end])) / 1e3
+    pairs = zip(marks.get(begin, ()), marks.get(end, ()), strict=False)
+    return sum(float(first.elapsed_time(last)) for first, last in pairs) / 1e3

@@ -21,7 +21,7 @@ def forward(model: torch.nn.Module, loss_fn: LossFn, batch: Any) -> Any:
 
 
 def predict(model: torch.nn.Module, loss_fn: LossFn | None, batch: Any, mode: str) -> dict[str, Any]:
-    """Return `preds`, `target` and, with a loss function, the loss of a batch.
+    """Return `preds`, `target` and, with a loss function, the loss or the mapping that it returns.
 
     Args:
         mode: "val" or "test", for the error.
@@ -31,8 +31,8 @@ def predict(model: torch.nn.Module, loss_fn: LossFn | None, batch: Any, mode: st
     """
     inputs, target = _pair(batch, mode, "val_step")
     preds = model(inputs)
-    loss = {} if loss_fn is None else {"loss": loss_fn(preds, target)}
-    return {**loss, "preds": preds, "target": target}
+    loss = {} if loss_fn is None else loss_fn(preds, target)
+    return {**(loss if isinstance(loss, Mapping) else {"loss": loss}), "preds": preds, "target": target}
 
 
 def outputs_of_inputs(model: torch.nn.Module, batch: Any) -> Any:
@@ -65,13 +65,6 @@ def train_outputs(outputs: Any) -> dict[str, Any]:
         else ""
     )
     raise TypeError(f"the train step must return the loss tensor or a mapping with 'loss', got {got}{itself}")
-
-
-def val_outputs(outputs: Any) -> Mapping[str, Any]:
-    """Return the result of a `val_step`, after a check."""
-    if not isinstance(outputs, Mapping):
-        raise TypeError(f"val_step must return a mapping of values, got {outputs!r}")
-    return outputs
 
 
 def _pair(batch: Any, mode: str, step: str) -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
-"""Make a table of a model's layers with torchinfo, as Keras' `model.summary()` and Lightning's.
+"""Count a model's parameters, and make a table of its layers with torchinfo, as Keras' `model.summary()`.
 
-`Trainer.model_summary` and `RuntimeInfoHook` use it.
+`Trainer.model_summary`, `repr(trainer)` and `RuntimeInfoHook` use it.
 """
 
 from __future__ import annotations
@@ -55,6 +55,13 @@ def model_summary(
         save_modes_and_buffers(undo, model)
         found = torchinfo.summary(model, input_data=inputs, col_names=SIZES, mode="eval", **options)
     return str(found)
+
+
+def count_text(model: torch.nn.Module) -> str:
+    """Return the number of a model's parameters as text; lazy ones, of unknown size, are counted apart."""
+    lazy = sum(is_lazy(p) for p in model.parameters())
+    known = sum(p.numel() for p in model.parameters() if not is_lazy(p))
+    return f"{known:,}" + (f" and {lazy} of unknown size" if lazy else "")
 
 
 def import_torchinfo() -> ModuleType:

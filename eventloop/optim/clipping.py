@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
@@ -76,6 +76,26 @@ class GradClip:
         return None
 
 
+class TunableClip:
+    """The limit of a hook's clipping by norm, in its attribute `_clip`, which a command may set."""
+
+    tunable: ClassVar[tuple[str, ...]] = ("max_norm",)
+    _clip: GradClip | None
+
+    @property
+    def max_norm(self) -> float:
+        """The largest norm of the gradients; without clipping by norm there is no such attribute."""
+        if self._clip is None or not self._clip.by_norm:
+            raise AttributeError("the hook does not clip by norm")
+        return float(self._clip.options["max_norm"])
+
+    @max_norm.setter
+    def max_norm(self, max_norm: float) -> None:
+        if self._clip is None or not self._clip.by_norm:
+            raise AttributeError("the hook does not clip by norm")
+        self._clip = GradClip({**self._clip.options, "max_norm": max_norm})
+
+
 def _parse(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Check the options; return ("norm" | "value", arguments)."""
     if not isinstance(options, Mapping):
@@ -86,6 +106,8 @@ def _parse(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     check_keys("grad_clip", arguments, _ARGUMENTS[kind])
     bound = _ARGUMENTS[kind][0]
     limit = arguments.get(bound)
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float)):
+        raise TypeError(f"grad_clip: {bound} must be a number, got {limit!r}")
+    if limit is None or not limit > 0:
         raise ValueError(f"grad_clip by {kind} needs {bound} above 0, got {dict(options)!r}")
     return str(kind), arguments

@@ -12,7 +12,7 @@ from typing import Literal
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_lr
 
-from eventloop.optim.decays import NamedWindow, last_of, minima_of, positives
+from eventloop.optim.decays import NamedWindow, minima_of, positives, steps_to_last
 from eventloop.optim.param_groups import Value, check_has_value, per_group
 from eventloop.optim.windows import PlateauWindow, check_window
 from eventloop.util.checks import at_least, check_bools, check_choice, number, positive
@@ -53,7 +53,7 @@ class OneCycleLR(NamedWindow):
         by_epoch: bool = True,
     ) -> None:
         if total_steps is None:
-            total_steps = last_of("OneCycleLR without total_steps", begin, end, by_epoch) + 1
+            total_steps = steps_to_last("OneCycleLR without total_steps", begin, end, by_epoch) + 1
         check_window(begin, end, by_epoch)
         positive("total_steps", total_steps)
         number("pct_start", pct_start, least=0, most=1)

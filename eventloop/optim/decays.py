@@ -141,7 +141,7 @@ class ConstantLR(NamedWindow):
         by_epoch: bool = True,
     ) -> None:
         number("factor", factor, above=0, most=1)
-        total = last_of(type(self).__name__, begin, end, by_epoch, least=2)
+        total = steps_to_last(type(self).__name__, begin, end, by_epoch, least=2)
         super().__init__(
             optimizer,
             lambda o: torch_lr.ConstantLR(o, factor, total),
@@ -176,7 +176,7 @@ class LinearLR(NamedWindow):
     ) -> None:
         number("start_factor", start_factor, above=0, most=1)
         number("end_factor", end_factor, least=0, most=1)
-        total = last_of(type(self).__name__, begin, end, by_epoch, least=2)
+        total = steps_to_last(type(self).__name__, begin, end, by_epoch, least=2)
         super().__init__(
             optimizer,
             lambda o: torch_lr.LinearLR(o, start_factor, end_factor, total),
@@ -243,7 +243,7 @@ class CosineAnnealingLR(NamedWindow):
         by_epoch: bool = True,
     ) -> None:
         if T_max is None:
-            steps = last_of(f"{type(self).__name__} without T_max", begin, end, by_epoch) + 1
+            steps = steps_to_last(f"{type(self).__name__} without T_max", begin, end, by_epoch) + 1
         else:
             positive("T_max", T_max)
             steps = T_max
@@ -284,7 +284,7 @@ class PolyLR(NamedWindow):
     ) -> None:
         number("eta_min", eta_min, least=0)
         number("power", power, above=0)
-        total = last_of(type(self).__name__, begin, end, by_epoch, least=2)
+        total = steps_to_last(type(self).__name__, begin, end, by_epoch, least=2)
         super().__init__(
             optimizer,
             lambda o: torch_lr.PolynomialLR(o, total, power),
@@ -295,8 +295,14 @@ class PolyLR(NamedWindow):
         )
 
 
-def last_of(name: str, begin: int, end: int | None, by_epoch: bool, *, least: int = 1) -> int:
-    """Return the last step of a window, counted from its begin.
+def steps_to_last(name: str, begin: int, end: int | None, by_epoch: bool, *, least: int = 1) -> int:
+    """Return the number of steps from the first to the last step of a window.
+
+    Args:
+        name: the scheduler, for the messages.
+        begin, end, by_epoch: the window.
+        least: the fewest steps that the window may have: 2 where the result becomes PyTorch's `total_iters`,
+            because its first and last steps then have different values, and `total_iters` must not be 0.
 
     Raises:
         TypeError, ValueError: `end` is missing, or the window is shorter than `least` steps.

@@ -1,13 +1,14 @@
-"""Find schedules whose length is given in epochs although they are stepped by iteration, or vice versa.
+"""Find schedules whose length is given in another unit than that in which they are stepped.
 
-The ParamSchedulerHook logs the warnings. PyTorch's schedulers do not know their unit:
+The units are epochs and iterations, and with accumulated gradients batches and updates. The
+ParamSchedulerHook logs the warnings. PyTorch's schedulers do not know their unit:
 `CosineAnnealingLR(optimizer, T_max=epochs)` that is stepped after each iteration goes up and down once every
 few batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from eventloop.optim.windows import Window
@@ -26,9 +27,8 @@ def mistaken_unit(scheduler: Any, by_epoch: bool, max_epochs: int, max_iters: in
         max_epochs, max_iters: the length of the run in both units; without `max_iters` the iterations are
             assumed to outnumber the epochs.
     """
-    read: Callable[[], Any] = getattr(scheduler, "built_state", getattr(scheduler, "state_dict", dict))
     mistaken = max_iters if by_epoch else max_epochs
-    names = [name for name, length in _lengths(read()) if length == mistaken]
+    names = [name for name, length in _lengths(_state(scheduler)) if length == mistaken]
     if not names or mistaken is None or max_iters == max_epochs:
         return None
     name, label = type(scheduler).__name__, f"{names[0]}={mistaken}"
@@ -43,6 +43,56 @@ def mistaken_unit(scheduler: Any, by_epoch: bool, max_epochs: int, max_iters: in
         f"{name} is stepped after each iteration, and its {label} looks like a number of epochs, of "
         f"max_epochs={max_epochs}: step it by epoch with {how}; or give it the length in iterations{length}"
     )
+
+
+def mistaken_count(
+    scheduler: Any, per_step: int, batches: int, updates: Collection[int], *, by_update: bool
+) -> str | None:
+    """Return a warning if a schedule has the run's length in batches, and counts updates, or vice versa.
+
+    Args:
+        scheduler: a scheduler that is stepped after each iteration.
+        per_step: the number of batches for an update, an optimizer step.
+        batches: the number of batches of the run.
+        updates: the number of updates, if each epoch begins with a new one and if it does not.
+        by_update: whether an iteration is an update, not a batch.
+    """
+    own, others = ({*updates}, {batches}) if by_update else ({batches}, {*updates})
+    state = _state(scheduler)
+    found = [(name, n) for name, n in (*_lengths(state), *_ends(state)) if n in others - own]
+    if not found:
+        return None
+    name, label = type(scheduler).__name__, f"{found[0][0]}={found[0][1]}"
+    if by_update:
+        return (
+            f'{name} is stepped after each update, an iteration with unit="update", and its {label} is the '
+            f"number of batches of the run, {per_step} for an update: give it the length in updates, "
+            f"{min(own)}"
+        )
+    return (
+        f"{name} is stepped after each batch, and its {label} is the number of updates of the run, with "
+        f'cumulative_iters={per_step}: count updates everywhere, with Trainer(unit="update"), or give it the '
+        f"length in batches, {batches}"
+    )
+
+
+def _state(scheduler: Any) -> Any:
+    read: Callable[[], Any] = getattr(scheduler, "built_state", getattr(scheduler, "state_dict", dict))
+    return read()
+
+
+def _ends(state: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and value of the end of a window, of the last milestone and of a sequence in a state."""
+    if not isinstance(state, Mapping):  # of a class of the user's own
+        return
+    yield "end", state.get("end")
+    for name in ("milestones", "_milestones"):
+        if milestones := state.get(name):
+            yield f"last of {name.lstrip('_')}", max(milestones)
+    if state.get("_schedulers") and (milestones := state.get("_milestones")):  # a SequentialLR
+        for _, length in _lengths(state["_schedulers"][-1]):
+            yield "length of all parts", max(milestones) + length
+    yield from _ends(state.get("scheduler"))
 
 
 def _lengths(state: Any) -> Iterator[tuple[str, Any]]:

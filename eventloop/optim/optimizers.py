@@ -6,6 +6,7 @@ optimizers, or None.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,12 +17,21 @@ from torch.nn.parameter import is_lazy
 
 from eventloop.state.rollback import Rollback
 from eventloop.state.schema import check_alike, read_as, refusing
+from eventloop.state.sharded import is_dtensor, part_of
 from eventloop.util.errors import CheckpointError
 
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
 logger = logging.getLogger("eventloop")
 
 _LOAD = torch.optim.Optimizer.load_state_dict
+_BY_CLOSURE = """
+  def train_step(trainer, batch):
+      def closure():
+          trainer.optimizer.zero_grad()
+          loss = loss_fn(trainer.model(batch[0]), batch[1])
+          loss.backward()
+          return loss"""
+"""The begin of a train step with an optimizer that needs a closure."""
 
 
 def named_optimizers(optimizer: Any) -> dict[str, Any]:
@@ -29,6 +39,14 @@ def named_optimizers(optimizer: Any) -> dict[str, Any]:
     if optimizer is None:
         return {}
     return dict(optimizer) if isinstance(optimizer, Mapping) else {"": optimizer}
+
+
+def classes_text(optimizer: Any) -> str:
+    """Return the classes of a trainer's optimizers as text, such as "SGD" or "gen: Adam, critic: Adam"."""
+    return ", ".join(
+        f"{name}: {type(each).__name__}" if name else type(each).__name__
+        for name, each in named_optimizers(optimizer).items()
+    )
 
 
 def each_optimizer(optimizer: Any) -> list[torch.optim.Optimizer]:
@@ -84,7 +102,9 @@ def check_optimizer(optimizer: object) -> None:
         )
 
 
-def check_parameters(model: torch.nn.Module, optimizer: Any, loss_fn: object, *, refuses: bool) -> None:
+def check_parameters(
+    model: torch.nn.Module, optimizer: Any, loss_fn: object, *, refuses: bool, logs: bool = True
+) -> None:
     """Refuse optimizers without a parameter of the model, and log parameters that are not the model's.
 
     The parameters of a `loss_fn` that is a module are trained as well, but no checkpoint has them. Only
@@ -94,6 +114,7 @@ def check_parameters(model: torch.nn.Module, optimizer: Any, loss_fn: object, *,
     Args:
         model, optimizer, loss_fn: arguments of the trainer.
         refuses: False only logs, for training steps of the user's own code, which may train any module.
+        logs: False only refuses, for the start of a run: `trainer.model` may be another one by then.
     """
     own = {id(parameter) for parameter in model.parameters()}
     of_loss = {id(p) for p in loss_fn.parameters()} if isinstance(loss_fn, torch.nn.Module) else set()
@@ -112,7 +133,7 @@ def check_parameters(model: torch.nn.Module, optimizer: Any, loss_fn: object, *,
             "model (torch.nn.ModuleDict), or call step() in your own code with "
             "default_hooks=dict(optimizer=None)"
         )
-    if any(foreign.values()):
+    if logs and any(foreign.values()):
         logger.warning(
             "not all parameters of the optimizer are the model's: %s. No checkpoint has them, and "
             "parameters that were replaced in the model train nothing: put their module into the model, or "
@@ -123,6 +144,31 @@ def check_parameters(model: torch.nn.Module, optimizer: Any, loss_fn: object, *,
                 if count
             ),
         )
+
+
+def refuse_closures(optimizer: Any) -> None:
+    """Refuse optimizers whose step computes the loss again by a closure, which the optimizer hook has not.
+
+    They are those whose `step` needs an argument, such as LBFGS, and those with SAM's two steps.
+
+    Raises:
+        TypeError: see above; the message has the train step to write.
+    """
+    for name, each in named_values("optimizer", optimizer):
+        if not isinstance(each, torch.optim.Optimizer):
+            continue
+        closure = [*inspect.signature(type(each).step).parameters.values()][1:2]
+        # SAM expects the gradients of a first pass, which LBFGS computes itself
+        first = "closure(); " if hasattr(each, "first_step") and hasattr(each, "second_step") else ""
+        if first or (closure and closure[0].default is closure[0].empty):
+            raise TypeError(
+                f"{name}: {type(each).__name__}.step computes the loss again by a closure, and the optimizer "
+                "hook calls step() without one: pass train_step=train_step in place of loss_fn (val_step=... "
+                "says what a validation reports), and "
+                f"default_hooks=dict(optimizer=None), with{_BY_CLOSURE}\n"
+                f"      loss = {first}trainer.optimizer.step(closure)\n"
+                "      return loss.detach()"
+            )
 
 
 def class_names(optimizer: Any) -> Any:
@@ -146,7 +192,8 @@ def load_optimizer_state(
 
     PyTorch converts the loaded values to the type of the parameters, which would round values that are kept
     in float32 for weights in bfloat16. This function restores the type in which they were saved, except for
-    an optimizer with its own `load_state_dict`.
+    an optimizer with its own `load_state_dict`. For a parameter that is a DTensor, this rank's parts of whole
+    tensors are loaded; DTensors and numbers such as `step` are loaded as they are.
 
     Args:
         optimizer: the optimizer or optimizers.
@@ -157,7 +204,7 @@ def load_optimizer_state(
         source: the name of the checkpoint in messages.
 
     Raises:
-        CheckpointError: an optimizer refuses its state.
+        CheckpointError: an optimizer refuses its state, or a state of a DTensor has another shape than it.
     """
     for name, each in named_optimizers(optimizer).items():
         own = state[name] if name else state
@@ -168,9 +215,12 @@ def load_optimizer_state(
             copies=not (of_torch and _plainly(each)),
         )
         with refusing(f"{source} has a state that the optimizer{f' {name!r}' if name else ''} refuses"):
+            own = _in_parts(each, own, f"{source}: {_place(name)}")
             each.load_state_dict(own)
             if of_torch and not converts:
                 _unconvert(each, own)
+            if of_torch:
+                _align(each)
 
 
 def loads_as_torch(optimizer: Any) -> bool:
@@ -184,12 +234,70 @@ def _plainly(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer).__setstate__.__module__.startswith("torch.") and not any(hooks)
 
 
-def _unconvert(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+def _in_parts(optimizer: Any, saved: Any, what: str) -> Any:
+    """Return the state with this rank's parts of the whole tensors that belong to DTensors."""
+    if not any(is_dtensor(each) for group in optimizer.param_groups for each in group["params"]):
+        return saved
+    states = dict(saved["state"])
+    for number, parameter in _by_number(optimizer, saved):
+        if number in states and is_dtensor(parameter):
+            states[number] = {
+                key: _part(value, key, parameter, f"{what}: {key!r} of its parameter {number}")
+                for key, value in states[number].items()
+            }
+    return {**saved, "state": states}
+
+
+def _part(value: Any, key: str, parameter: Any, what: str) -> Any:
+    if not isinstance(value, torch.Tensor) or is_dtensor(value) or key == "step":
+        return value
+    if value.shape == parameter.shape:
+        return part_of(value, parameter)
+    if value.shape:
+        raise CheckpointError(
+            f"{what} cannot be divided as the parameter is, by placements {parameter.placements}: expected "
+            f"the shape {tuple(parameter.shape)}, got {tuple(value.shape)}. Load it into a model that is not "
+            "sharded, or call load_checkpoint(path), which loads the weights alone"
+        )
+    return value
+
+
+def _by_number(optimizer: Any, saved: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the numbers of the saved states with the parameters to which they belong."""
     numbers = (number for group in saved["param_groups"] for number in group["params"])
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    for number, parameter in zip(numbers, parameters, strict=True):
+    return zip(numbers, parameters, strict=True)
+
+
+def _unconvert(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    for number, parameter in _by_number(optimizer, saved):
         if number in saved["state"]:
             optimizer.state[parameter] = _typed(optimizer.state[parameter], saved["state"][number])
+
+
+def _align(optimizer: torch.optim.Optimizer) -> None:
+    """Copy tensors on the CPU that begin within a file's memory to memory of their own, as new ones have.
+
+    PyTorch's sums round by the position of the numbers in memory, so LBFGS would go on with other weights.
+    """
+    copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
+
+    def aligned(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: aligned(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [*map(aligned, value)]
+        if type(value) is not torch.Tensor or value.layout is not torch.strided or not value.is_cpu:
+            return value
+        if value.data_ptr() % 64 == 0:
+            return value
+        place = value.data_ptr(), value.shape
+        if place not in copies:
+            copies[place] = value.clone()
+        return copies[place]
+
+    for parameter, state in optimizer.state.items():
+        optimizer.state[parameter] = aligned(state)
 
 
 def _typed(loaded: Any, saved: Any) -> Any:

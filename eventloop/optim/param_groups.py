@@ -2,14 +2,19 @@
 
 The schedulers, the policy hooks and the resume use it. A value may be a float or a tensor; a tensor is filled
 in place, because a compiled or captured step refers to it.
+
+A command may multiply what the schedules of a value give. The factors are kept in the param groups, so a
+checkpoint has them. They are removed while a schedule is stepped, and applied afterwards: the schedule works
+as if there were none, whatever it computes from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.util.checks import number
@@ -17,6 +22,11 @@ from eventloop.util.suggest import suggest
 
 Group = dict[str, Any]
 Value = float | torch.Tensor
+
+FACTORS = "factors"
+"""The key of the factors in a param group: by a value's name (the factor, what the schedules gave, the
+product that was written). The product is None while the factor is removed. Entries are replaced, never
+changed, because a checkpoint may still be copied from them."""
 
 
 def groups_of(optimizer: Any) -> list[Group]:
@@ -78,6 +88,88 @@ def initial_value(group: Group, name: str) -> float:
         value = float(value)
     group[key] = value
     return value
+
+
+def set_factor(group: Group, name: str, factor: float, product: float) -> None:
+    """Multiply what the schedules of a value give by a factor, from now on.
+
+    Args:
+        factor: the factor of all commands so far.
+        product: the value that is written now.
+    """
+    given = given_by_schedules(group, name)
+    write_value(group, name, product)
+    _record(group, name, factor, given)
+
+
+def given_by_schedules(group: Group, name: str) -> Value:
+    """Return a value as its schedules give it, without the factor.
+
+    If the value was written by others since the factor was applied, it is divided by the factor.
+    """
+    now = read_value(group, name)
+    factor, given, product = group.get(FACTORS, {}).get(name, (1.0, now, None))
+    if product is None:
+        return _copied(now)
+    if isinstance(now, torch.Tensor):  # compared on its device, so the host does not wait
+        given, product = given.to(now.device), product.to(now.device)
+        return torch.where(now == product, given, now / factor) if factor else given
+    unchanged = now == product or not factor
+    return given if unchanged else now / factor  # type: ignore[no-any-return]
+
+
+def multiplied(group: Group, name: str, given: float) -> float:
+    """Return the product of a value that a schedule gives and its factor, and record it for a resume."""
+    if (entry := group[FACTORS].get(name)) is None:
+        return given
+    product: float = given * entry[0]
+    now = read_value(group, name)
+    group[FACTORS] = {
+        **group[FACTORS],
+        name: (entry[0], number_like(now, given), number_like(now, product)),
+    }
+    return product
+
+
+def has_factors(optimizers: Iterable[Any]) -> bool:
+    """Return whether a param group of some optimizers has a factor."""
+    return any(FACTORS in group for each in optimizers for group in each.param_groups)
+
+
+def remove_factors(optimizers: Iterable[Any]) -> None:
+    """Write the values that schedules gave, for a step of the schedules."""
+    for group in (group for each in optimizers for group in each.param_groups):
+        for name, (factor, _, product) in group.get(FACTORS, {}).items():
+            if product is not None:
+                write_value(group, name, given_by_schedules(group, name))
+                group[FACTORS] = {**group[FACTORS], name: (factor, None, None)}
+
+
+def apply_factors(optimizers: Iterable[Any]) -> None:
+    """Write the products, after a step of the schedules; factors that are applied already stay so."""
+    for group in (group for each in optimizers for group in each.param_groups):
+        for name, (factor, _, product) in group.get(FACTORS, {}).items():
+            if product is None:
+                given = _copied(read_value(group, name))
+                write_value(group, name, given * factor)
+                _record(group, name, factor, given)
+
+
+def record_last_rates(schedulers: Iterable[Any]) -> None:
+    """Let `get_last_lr` of PyTorch's schedulers return the products."""
+    for scheduler in schedulers:
+        if isinstance(scheduler, LRScheduler):
+            rates = [group["lr"] for group in scheduler.optimizer.param_groups]
+            scheduler._last_lr = [_copied(rate) for rate in rates]
+
+
+def _record(group: Group, name: str, factor: float, given: Value) -> None:
+    entry = (factor, given, _copied(read_value(group, name)))
+    group[FACTORS] = {**group.get(FACTORS, {}), name: entry}
+
+
+def _copied(value: Value) -> Value:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _in_betas(group: Group, name: str) -> bool:

@@ -17,12 +17,13 @@ schedules that value:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_lr
 
+from eventloop.events.run import Run
 from eventloop.migration.tables import CLASSES
 from eventloop.optim.cycles import CosineRestartLR, OneCycleLR, ReduceOnPlateauLR
 from eventloop.optim.decays import (
@@ -35,31 +36,10 @@ from eventloop.optim.decays import (
     PolyLR,
     StepLR,
 )
-from eventloop.optim.optimizers import named_optimizers
+from eventloop.optim.optimizers import Optimizers, named_optimizers
 from eventloop.optim.windows import Window
 from eventloop.registry import Registry, build
 from eventloop.util.suggest import suggest
-
-
-class PassLengths(Protocol):
-    """The lengths of passes over loaders, such as those that the trainer's limits leave."""
-
-    def length(self, mode: str, loader: Iterable[Any] | None) -> int | None:
-        """Return the number of batches of one pass over a loader in a mode; None if it has no length."""
-
-
-class ScheduledTrainer(Protocol):
-    """The parts of a trainer from which its schedulers are built."""
-
-    schedulers: list[Any]
-    optimizer: Any
-    train_loader: Iterable[Any] | None
-    max_epochs: int | None
-    max_iters: int | None
-
-    @property
-    def limits(self) -> PassLengths:
-        """Return the limits of the trainer's passes."""
 
 
 class _OfMomentum(Window):
@@ -134,8 +114,8 @@ SCHEDULERS = Registry("scheduler", __name__)
 """The registry of schedulers for configs: `@SCHEDULERS.register` adds a class that takes `optimizer`."""
 
 
-def build_schedulers(trainer: ScheduledTrainer) -> None:
-    """Replace the configs in `trainer.schedulers` by schedulers, one for each of the trainer's optimizers.
+def build_schedulers(schedulers: list[Any], optimizer: Optimizers | None, run: Run) -> None:
+    """Replace the configs in a list of schedulers by schedulers, one for each of the trainer's optimizers.
 
     `type` is a class, or a name from this module, from your own `@SCHEDULERS.register`, or from
     `torch.optim.lr_scheduler`. If a schedule of this module needs an `end` and none is given, it ends with
@@ -147,31 +127,29 @@ def build_schedulers(trainer: ScheduledTrainer) -> None:
             refuses.
     """
     built: list[Any] = []
-    for given in trainer.schedulers:
+    for given in schedulers:
         if not isinstance(given, Mapping):
             built.append(given)
             continue
-        optimizers = named_optimizers(trainer.optimizer)
+        optimizers = named_optimizers(optimizer)
         if not optimizers:
             raise ValueError(
                 "a scheduler's config needs the trainer's optimizer: pass optimizer=... to the Trainer"
             )
-        built += [_build(trainer, given, optimizer) for optimizer in optimizers.values()]
-    trainer.schedulers[:] = built
+        built += [_build(given, each, run) for each in optimizers.values()]
+    schedulers[:] = built
 
 
-def check_windows(trainer: ScheduledTrainer) -> None:
+def check_windows(schedulers: Sequence[Any], run: Run) -> None:
     """Warn of windows that extend beyond the run, probably because their unit is wrong.
 
     Warns:
         UserWarning: a window begins at or ends after the end of the run.
     """
-    for scheduler in trainer.schedulers:
+    for scheduler in schedulers:
         if not isinstance(scheduler, Window):
             continue
-        unit, total = (
-            ("epoch", trainer.max_epochs) if scheduler.by_epoch else ("iteration", trainer.max_iters)
-        )
+        unit, total = ("epoch", run.max_epochs) if scheduler.by_epoch else ("iteration", run.max_iters)
         if total is not None and (scheduler.begin >= total or (scheduler.end or 0) > total):
             warnings.warn(
                 f"{type(scheduler).__name__} runs from {unit} {scheduler.begin} to {scheduler.end}, and the "
@@ -181,7 +159,7 @@ def check_windows(trainer: ScheduledTrainer) -> None:
             )
 
 
-def _build(trainer: ScheduledTrainer, config: Mapping[str, Any], optimizer: Optimizer) -> Any:
+def _build(config: Mapping[str, Any], optimizer: Optimizer, run: Run) -> Any:
     arguments = dict(config)
     if "type" not in arguments:
         raise TypeError(f"expected a scheduler or a config dict(type=...), got {config!r}")
@@ -189,19 +167,18 @@ def _build(trainer: ScheduledTrainer, config: Mapping[str, Any], optimizer: Opti
     convert = arguments.pop("convert_to_iter_based", False)
     length_from = cls.length_from if issubclass(cls, NamedWindow) else None
     if length_from is not None and arguments.get(length_from) is None and arguments.get("end") is None:
-        arguments["end"] = trainer.max_epochs if arguments.get("by_epoch", True) else trainer.max_iters
+        arguments["end"] = run.max_epochs if arguments.get("by_epoch", True) else run.max_iters
     if not convert:
         return build({"type": cls, **arguments}, optimizer=optimizer)
-    length = trainer.limits.length("train", trainer.train_loader)
     if not issubclass(cls, NamedWindow):
         raise TypeError(
             f"convert_to_iter_based is for schedules of eventloop.optim.schedulers, not {cls.__name__}"
         )
-    if length is None:
+    if run.iters_per_epoch is None:
         raise ValueError(
             "convert_to_iter_based needs a train_loader with a length: write the schedule in iterations"
         )
-    return cls.build_iter_from_epoch(optimizer, epoch_length=length, **arguments)
+    return cls.build_iter_from_epoch(optimizer, epoch_length=run.iters_per_epoch, **arguments)
 
 
 def _find(kind: Any) -> type:

@@ -1,7 +1,7 @@
 """Show every few seconds that the owner of a directory lives, and give the directory back.
 
-A `Heartbeat` serves all directories of a run, on a thread of its own. A forked child neither gives signs of
-life nor gives anything back.
+A `Heartbeat` serves all directories of a run, on a thread of its own, which also does what the run does each
+second. A forked child neither gives signs of life nor gives anything back.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from time import monotonic
 
 import msgspec
 
 from eventloop.ownership.owner import held, owners_in
 from eventloop.ownership.records import Record, State, create_record, write_record
+from eventloop.util.text import error_text
 
 logger = logging.getLogger("eventloop")
 
 BEAT_SECONDS = 5.0
 """Seconds between two signs of life."""
+TICK_SECONDS = 1.0
+"""Seconds between two calls of the functions that the run has given."""
 JOIN_SECONDS = 2.0
 """Seconds that the end of a run waits for a heartbeat that hangs in the file system."""
 
@@ -116,11 +120,19 @@ class Heartbeat:
     Args:
         directories: the directories of the run.
         lost: called once, on the heartbeat's thread, with the directory that another run has taken.
+        each_second: functions that are called on the heartbeat's thread at once, each second, and a last time
+            when the run ends. The first error of each is logged.
     """
 
-    def __init__(self, directories: Sequence[Held], lost: Callable[[Path], object]) -> None:
+    def __init__(
+        self,
+        directories: Sequence[Held],
+        lost: Callable[[Path], object],
+        each_second: Sequence[Callable[[], object]] = (),
+    ) -> None:
         self._directories, self._lost, self._process = directories, lost, os.getpid()
-        self._reported = self._ends = False
+        self._each_second, self._failed = each_second, set[int]()
+        self._reported = self.ends = False
         self._words: SimpleQueue[State | None] = SimpleQueue()  # a signal handler may put into it
         self._thread = threading.Thread(target=self._run, name="eventloop heartbeat", daemon=True)
 
@@ -131,8 +143,8 @@ class Heartbeat:
 
     def ending(self) -> None:
         """Record for runs that wait for the directories that this one ends; signal handlers may call this."""
-        if self._process == os.getpid() and not self._ends:
-            self._ends = True
+        if self._process == os.getpid() and not self.ends:
+            self.ends = True
             self._words.put("ending")
 
     def end(self) -> None:
@@ -151,18 +163,34 @@ class Heartbeat:
             directory.release()
 
     def _run(self) -> None:
+        self._call_each()
+        beaten = monotonic()
         while True:
             try:
-                state = self._words.get(timeout=BEAT_SECONDS)
+                state = self._words.get(timeout=TICK_SECONDS)
             except Empty:
-                for directory in self._directories:
-                    self._beat(directory)
+                if monotonic() - beaten >= BEAT_SECONDS:
+                    beaten = monotonic()
+                    for directory in self._directories:
+                        self._beat(directory)
+                self._call_each()
                 continue
+            if state is not None:
+                for directory in self._directories:
+                    with suppress(OSError):
+                        directory.change(state)
+            self._call_each()
             if state is None:
                 return
-            for directory in self._directories:
-                with suppress(OSError):
-                    directory.change(state)
+
+    def _call_each(self) -> None:
+        for number, function in enumerate([*self._each_second]):
+            try:
+                function()
+            except Exception as error:
+                if number not in self._failed:
+                    self._failed.add(number)
+                    logger.warning("the run goes on without %s: %s", function.__qualname__, error_text(error))
 
     def _beat(self, directory: Held) -> None:
         with suppress(OSError):

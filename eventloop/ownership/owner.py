@@ -85,7 +85,7 @@ def _read(directory: Path, path: Path) -> Owner | None:
     for tries in range(_TRIES, -1, -1):
         try:
             record, touched = read_record(path)
-        except FileNotFoundError:  # its run has ended
+        except FileNotFoundError:  # the run has ended, and has removed its record
             return None
         if record is not None:
             return _owner(directory, path, record, touched)
@@ -134,9 +134,9 @@ def _beats(directory: Path, touched: int) -> bool | None:
 
 
 def _is_copied(path: Path, record: Record) -> bool:
-    """Return whether a record is a copy of one that its owner still has in another directory.
+    """Return whether a record was copied with its directory, so that its owner has another directory.
 
-    Only for a process of this machine: the copy of a record from elsewhere gives no sign of life.
+    False for an owner on another machine. There the age of the record decides, which no run renews in a copy.
     """
     if record.place != this_process().place:
         return False

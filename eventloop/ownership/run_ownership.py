@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
-from eventloop.checkpoint.directory import scan
 from eventloop.ownership.acquiring import acquire, await_end
 from eventloop.ownership.holding import Heartbeat, Held
 from eventloop.ownership.owner import read_owner
 from eventloop.ownership.records import State
-from eventloop.state.exchange import decided_by_rank_0
+from eventloop.ownership.status import Outcome
 from eventloop.temporary.leftovers import remove_dead
 from eventloop.util.errors import WorkDirInUseError
 
@@ -28,46 +27,46 @@ NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEX
 """The errors of a directory in which this user cannot write; after others, another run may live there."""
 
 
-class SavesIn(Protocol):
-    """The part of a trainer that knows where its hooks save checkpoints."""
-
-    @property
-    def directories(self) -> list[Path]:
-        """The directories with the run's checkpoints."""
-
-
-class OwningTrainer(Protocol):
-    """The parts of a trainer whose run owns its directories."""
-
-    host: str
-
-    @property
-    def work_dir(self) -> Path:
-        """The directory of the run's files."""
-
-    @property
-    def state(self) -> SavesIn:
-        """The state of the trainer."""
-
-    def request_stop(self, reason: str) -> None:
-        """Request that the run ends at its next boundary."""
-
-
 class RunOwnership:
     """The ownership of the work_dir of a trainer, and of the directories of its checkpoint hooks.
 
     A run owns them if it trains, or has writers of files. An evaluation without such writers owns nothing. It
     may run during a training of another process in the directory, and writes nothing then.
+
+    Args:
+        places: returns the present work_dir, and then the directories in which the hooks save checkpoints.
+        request_stop: called with the reason when another run has taken a directory.
+        last_sequence: returns the last sequence number of the checkpoints in directories.
+        decided: returns on all ranks what a function returns on rank 0.
+        waits: whether a run waits while another run ends in a directory; False if a host drives the run.
     """
 
-    def __init__(self, trainer: OwningTrainer) -> None:
-        self._trainer = trainer
+    def __init__(
+        self,
+        places: Callable[[], list[Path]],
+        request_stop: Callable[[str], None],
+        *,
+        last_sequence: Callable[[Sequence[Path]], int],
+        decided: Callable[[Callable[[], bool]], bool],
+        waits: bool,
+    ) -> None:
+        self._places, self._request_stop, self._waits = places, request_stop, waits
+        self._sequence_in, self._decided = last_sequence, decided
         self._heartbeat: Heartbeat | None = None
         self._owns = self._trains = False
         self._newest: int | None = None
         """The last sequence number there was when the trainer resumed; None if it did not."""
         self.lost = False
         """True once another run has taken a directory, because this one was silent for too long."""
+        self.each_second: list[Callable[[], object]] = []
+        """Functions that a thread calls when a run has the directories, each second, and at its end.
+
+        They may do I/O. An error in one is logged once. The run waits two seconds for them at its end.
+        """
+        self.outcome: Outcome | None = None
+        """How the run ends; None before."""
+        self.ended = False
+        """True once everything of the run is written."""
 
     # --- a run ---------------------------------------------------------------------------------------------
 
@@ -82,8 +81,9 @@ class RunOwnership:
             WorkDirInUseError: a live run owns one of them, or another run has saved there since the trainer
                 resumed. Nothing was changed.
         """
-        self.lost = False
-        self._owns = decided_by_rank_0(lambda: self._begin(trains=trains, owns=trains or writes))
+        self.lost = self.ended = False
+        self.outcome = None
+        self._owns = self._decided(lambda: self._begin(trains=trains, owns=trains or writes))
         self._trains = trains
 
     def _begin(self, *, trains: bool, owns: bool) -> bool:
@@ -96,9 +96,14 @@ class RunOwnership:
         if (heartbeat := self._heartbeat) is not None:
             heartbeat.ending()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the run ends, and what it has to write is not written yet."""
+        return self._heartbeat is not None and self._heartbeat.ends
+
     def end(self) -> None:
         """Give the directories back, once everything is written; it may be called again."""
-        self._owns = False
+        self._owns, self.ended = False, True
         if self._heartbeat is not None:
             self._heartbeat.end()
             self._heartbeat = None
@@ -111,7 +116,7 @@ class RunOwnership:
         if self._owns:
             return not self.lost
         try:
-            owner = read_owner(self._trainer.work_dir)
+            owner = read_owner(self._places()[0])
         except OSError:
             return True
         return owner is None or owner.lives is False
@@ -119,11 +124,11 @@ class RunOwnership:
     def _acquire(self, *, trains: bool) -> None:
         """Acquire all directories; after an error the caller gives them back by `end`."""
         acquired: list[Held] = []
-        self._heartbeat = Heartbeat(acquired, self._report_lost)
+        self._heartbeat = Heartbeat(acquired, self._report_lost, self.each_second)
         for directory in self._directories():
             try:
                 state: State = "training" if trains else "evaluating"
-                acquire(directory, state, waits=not self._trainer.host, acquired=acquired)
+                acquire(directory, state, waits=self._waits, acquired=acquired)
             except OSError as error:
                 if error.errno not in NOT_WRITABLE:
                     raise
@@ -139,14 +144,14 @@ class RunOwnership:
         """Refuse to train if another run has saved since the trainer resumed: both would train the same."""
         if self._newest is None or (newest := self._last_sequence()) <= self._newest:
             return
-        places = " and ".join(map(str, self._trainer.state.directories))
+        places = " and ".join(map(str, self._places()[1:]))
         raise WorkDirInUseError(
             f"another run has saved in {places} since this one resumed (sequence number {newest}, at the "
             f"resume {self._newest}): call trainer.resume() again, just before trainer.train()"
         )
 
     def _last_sequence(self) -> int:
-        return scan(*self._trainer.state.directories).last
+        return self._sequence_in(self._places()[1:])
 
     def _report_lost(self, directory: Path) -> None:
         self.lost = True
@@ -155,12 +160,11 @@ class RunOwnership:
             "and saves no more checkpoints",
             directory,
         )
-        self._trainer.request_stop(f"another run has taken {directory}")
+        self._request_stop(f"another run has taken {directory}")
 
     def _directories(self) -> list[Path]:
         """Return the directories that a run writes, each once; they need not exist."""
-        places = (self._trainer.work_dir, *self._trainer.state.directories)
-        return [*{place.resolve(): None for place in places}]
+        return [*{place.resolve(): None for place in self._places()}]
 
     # --- a resume ------------------------------------------------------------------------------------------
 

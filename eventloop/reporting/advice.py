@@ -274,7 +274,7 @@ def _behind(costs: RunCosts) -> Advice | None:
 
 
 def _waits(costs: RunCosts) -> list[Advice | None]:
-    """Return a line on the waits for checkpoints and one on those for the background, where they matter."""
+    """Return a line each on the waits for checkpoints and for the background, if these are long enough."""
     lines: list[Advice | None] = []
     for cause, seconds in waits_by_cause(costs).items():
         if cause == "ranks" or seconds < WAIT_SHARE * run_seconds(costs):
@@ -289,21 +289,25 @@ def _waits(costs: RunCosts) -> list[Advice | None]:
 
 
 def _rank_waits(records: Sequence[RunCosts]) -> Advice | None:
-    """Return the advice on the rank that waited longest for other ranks; None if the wait is short.
+    """Return the advice on the waits of ranks for each other; None if even the longest wait is short.
+
+    The line has the seconds of the rank that waited longest. It also names the rank that waited least, which
+    therefore came last and was waited for, unless that rank waited at least half as long.
 
     Args:
-        records: the costs of the ranks that are known; of several, the rank that waited least is named.
+        records: the costs of the ranks that are known.
     """
     waited = {costs.rank: seconds_waited(costs, "ranks") for costs in records}
     longest = max(records, key=lambda costs: waited[costs.rank])
-    seconds, last = waited[longest.rank], min(waited, key=lambda rank: waited[rank])
+    seconds = waited[longest.rank]
     if not seconds or seconds < WAIT_SHARE * run_seconds(longest):
         return None
     on = f"rank {longest.rank} " if len(records) > 1 else ""
-    least = (
-        f"rank {last} came last, and waited {duration(waited[last])}; " if waited[last] < seconds / 2 else ""
-    )
-    return _wait(longest, "ranks", f"most of it at {_longest(longest, 'ranks')}; {least}{EVEN_RANKS}", on)
+    last_rank = min(waited, key=lambda rank: waited[rank])
+    came_last = ""
+    if waited[last_rank] < seconds / 2:
+        came_last = f"rank {last_rank} came last, and waited {duration(waited[last_rank])}; "
+    return _wait(longest, "ranks", f"most of it at {_longest(longest, 'ranks')}; {came_last}{EVEN_RANKS}", on)
 
 
 def _wait(costs: RunCosts, cause: Cause, text: str, on: str = "") -> Advice:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -24,12 +24,15 @@ BLOCK = 1 << 20
 """The number of bytes read at once; the objects decoded from a block are freed before the next one."""
 POINTS = 2000
 """The largest number of points of one curve; a screen shows no more."""
+TEXTS, TEXT = 20, 10_000
 FURTHEST = (1 << 63) - 1
 """The largest step: steps are stored in 64 bits."""
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Recorded = tuple[Integers, Floats]
+"""The steps of the records of a curve, and their values."""
 _decoder = msgspec.json.Decoder(Row)
 
 
@@ -67,6 +70,15 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     high: list[float]
 
 
+class TextLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A text that the run has logged, such as the note of a command."""
+
+    step: int
+    mode: str
+    name: str
+    text: str
+
+
 class RunLog(msgspec.Struct, kw_only=True):
     """The content of a run's `metrics.jsonl`: curves, resumes, and how the run ended."""
 
@@ -92,31 +104,50 @@ class RunLog(msgspec.Struct, kw_only=True):
     """Whether a call began after an earlier one ended, and has not ended itself: it runs or was killed."""
     info: dict[str, str] = {}
     """The facts of the `run_info` events, by name."""
+    texts: list[TextLine] = []
+    """The last `TEXTS` texts, oldest first, each of at most `TEXT` characters."""
 
 
 def read_curves(path: Path) -> RunLog:
     """Read the curves of a `metrics.jsonl`; of iterations that ran twice, only the later records count.
 
-    Each `before_run` line begins a new part of the run. In a file without such lines, a new part begins where
-    the training step becomes smaller.
+    Each `before_run` or `rolled_back` line begins a new part of the run. In a file without such lines, a new
+    part begins where the training step becomes smaller.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: the file is not empty and has no line that JSONLWriter writes.
     """
+    return _read(path).log()
+
+
+def read_records(path: Path, wanted: Callable[[str, str], bool]) -> dict[tuple[str, str], Recorded]:
+    """Read all records of some curves of a `metrics.jsonl`, by mode and name.
+
+    Args:
+        path: the file.
+        wanted: returns for a mode and a name whether the curve is read.
+
+    Raises:
+        OSError, ValueError: as `read_curves`.
+    """
+    records = _read(path).records()
+    return {(mode, name): found for mode, name, found in records if wanted(mode, name)}
+
+
+def _read(path: Path) -> _Reader:
     reader = _Reader()
     with path.open("rb") as file:
         while lines := file.readlines(BLOCK):
             reader.read(lines)
         file.seek(0)
         line = file.readline(60)
-    log = reader.log()
-    if line and not log.whole:
+    if line and not reader.whole:
         raise ValueError(
             f"{path} has no line that JSONLWriter writes: expected JSON objects with `event`, or with `mode` "
             f"and `step`, got the first line {line!r}"
         )
-    return log
+    return reader
 
 
 class _Records:
@@ -126,7 +157,7 @@ class _Records:
         self.steps, self.values = array("q"), array("d")
         self.begins: dict[int, int] = {}
 
-    def latest(self, limits: Sequence[float]) -> tuple[Integers, Floats]:
+    def latest(self, limits: Sequence[float]) -> Recorded:
         """Return the steps and values that no later part has replaced.
 
         Args:
@@ -162,19 +193,28 @@ class _Reader:
         for row in self._decode(lines):
             if "event" in row:
                 self._read_event(row)
-            elif isinstance(mode := row.get("mode"), str) and _is_step(step := row.get("step")):
+            elif isinstance(mode := row.get("mode"), str) and is_step(step := row.get("step")):
                 self._read_scalars(mode, step, row)
 
+    @property
+    def whole(self) -> int:
+        """The number of complete lines read so far."""
+        return self._log.whole
+
     def log(self) -> RunLog:
-        """Return the content of all lines read so far; the records of each curve are freed in turn."""
+        """Return the content of all lines read so far."""
+        self._log.curves = [reduced(name, mode, *found) for mode, name, found in self.records()]
+        return self._log
+
+    def records(self) -> Iterator[tuple[str, str, Recorded]]:
+        """Yield the mode, the name and the records of each curve; those of each are freed in turn."""
         limits = [*accumulate([math.inf, *self._starts[:0:-1]], min)][::-1]
         for mode, key in [*self._curves]:
             records = self._curves.pop((mode, key))
             steps, values = records.latest(limits)
             self._log.superseded += len(records.steps) - len(steps)
             if len(steps):
-                self._log.curves.append(reduced(name_of(key), mode, steps, values))
-        return self._log
+                yield mode, name_of(key), (steps, values)
 
     def _decode(self, lines: list[bytes]) -> list[Row]:
         try:
@@ -202,7 +242,7 @@ class _Reader:
             if key in RESERVED:
                 continue
             records = self._curves[mode, key]
-            number = value if type(value) is float else _number(value)
+            number = value if type(value) is float else as_number(value)
             if number is not None:
                 if part not in records.begins:
                     records.begins[part] = len(records.steps)
@@ -224,23 +264,30 @@ class _Reader:
         self._log.whole += 1
         match row:
             case {"event": "before_run"}:
-                if _is_step(start := row.get("iter", 0)):
+                if is_step(start := row.get("iter", 0)):
                     self._last_trained = None
                     self._begin_part(start)
                 self._log.begun_again = self._log.begun_again or self._log.ended is not None
                 self._log.ended = None
+            case {"event": "rolled_back"} if is_step(start := row.get("iter", 0)):
+                self._begin_part(start)
             case {"event": "after_run", "reason": str(reason), **rest}:
                 self._log.ended = f"error: {error}" if (error := rest.get("error")) else reason
                 self._log.begun_again = False
+            case {"event": "text_logged", "mode": str(mode), "name": str(name), "text": str(text)}:
+                step = step if is_step(step := row.get("step")) else 0
+                line = TextLine(step=step, mode=mode, name=name, text=text[:TEXT])
+                self._log.texts = [*self._log.texts, line][-TEXTS:]
             case {"event": "run_info", "info": dict(info)}:
                 self._log.info |= {str(key): str(value) for key, value in info.items()}
 
 
-def _is_step(value: object) -> TypeGuard[int]:
+def is_step(value: object) -> TypeGuard[int]:
+    """Return whether a value can be a step: an integer of 64 bits that is not negative."""
     return type(value) is int and 0 <= value <= FURTHEST
 
 
-def _number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
     """Convert a value, or the name of NaN or an infinity, to a float.
 
     Returns None if it is not a number, or an integer beyond the largest float.

@@ -1,4 +1,4 @@
-"""Collect the facts at the head of a report: the name of a run, some numbers, and how it ended."""
+"""Collect the facts at the head of a report: name and colour of a run, some numbers, and how it ended."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from eventloop.costs.records import (
     IN_ITERATION,
+    PHASES,
     WAITING,
     WAITS,
     HandlerCost,
@@ -34,6 +35,11 @@ NEGLIGIBLE = 0.02
 ESTIMATED = "~"
 """The mark before an estimated time: only some of the calls were measured."""
 
+RUN_COLOURS = ("#2f6fde", "#d9730d", "#1b9663", "#b8388a", "#7650cf", "#0c8fa3", "#8a5a2b", "#6b7686")
+_WORK = ("#d98a1f", "#5b9bea", "#3568b5", "#7a5cc4", "#15967b", "#8e98a6")
+_WAITS = ("#b3261e", "#8a6d00", "#5b3b8c")
+PHASE_COLOURS = dict(zip((*PHASES, *WAITS), (*_WORK, *_WAITS), strict=True))
+
 
 class Fact(NamedTuple):
     """A named value at the head of a report."""
@@ -46,7 +52,12 @@ class Fact(NamedTuple):
 
 def labels(reports: Sequence[Report]) -> list[str]:
     """Return a short name for each run: the last parts of its path that distinguish it from the others."""
-    paths = [Path(report.run).resolve().parts for report in reports]
+    return labels_of([report.run for report in reports])
+
+
+def labels_of(runs: Sequence[str]) -> list[str]:
+    """Return a short name for each directory of a run, as `labels`."""
+    paths = [Path(run).resolve().parts for run in runs]
     for length in range(1, max(map(len, paths)) + 1):
         short = ["/".join(parts[-length:]) for parts in paths]
         if len(set(short)) == len(set(paths)):

@@ -26,11 +26,13 @@ NAMES = 5
 
 
 def read_ranks(run: Path, first: RunCosts | None) -> tuple[list[RunCosts], list[str]]:
-    """Return the records of a run's ranks in their order, and at most one line on those without a record.
+    """Return the cost records of a run's ranks, in rank order, and a message on ranks without a record.
+
+    The message is the only item of the second list, which is empty if every rank has a record.
 
     Args:
         run: the run's directory.
-        first: the record of rank 0; None or a single rank gives an empty result.
+        first: the record of rank 0. Without one, or if its run had one rank, both lists are empty.
 
     Raises:
         OSError, ValueError: a record is torn, of another format, or of a later version.
@@ -61,7 +63,7 @@ def _missing_note(missing: Sequence[int], world_size: int) -> str:
 
 
 def times_of(records: Sequence[RunCosts]) -> list[RankTimes]:
-    """Return the mean times of an iteration for each rank with a record; [] for fewer than two ranks."""
+    """Return the mean times of an iteration for each rank that trained; [] if fewer than two did."""
     trained = [costs for costs in records if costs.phases.iterations]
     if len(trained) < 2:
         return []

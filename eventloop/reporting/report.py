@@ -1,4 +1,4 @@
-"""Read the directory of a run: the costs in `costs.json` and the curves in `metrics.jsonl`.
+"""Read the directory of a run: `costs.json`, the curves in `metrics.jsonl`, `run.json` and the checkpoints.
 
 `eventloop report` shows the result, as text, as a page or as JSON.
 """
@@ -11,13 +11,19 @@ import msgspec
 from msgspec.structs import replace
 
 from eventloop.checkpoint.commit import MANIFEST
+from eventloop.checkpoint.listing import Item
+from eventloop.commands.messages import Applied
+from eventloop.commands.record import NAME as COMMANDS
+from eventloop.commands.record import read_record as read_commands
 from eventloop.costs.ranks import RankTimes, Straggler
 from eventloop.costs.records import FILE as COSTS
 from eventloop.costs.records import RunCosts, read_costs
+from eventloop.description.record import RunRecord, read_record
 from eventloop.eventlog.format import FILE_NAME as EVENTS
 from eventloop.eventlog.jsonl import FILE_NAME as METRICS
 from eventloop.reporting.advice import MOST, advice
 from eventloop.reporting.curves import RunLog, read_curves
+from eventloop.reporting.outcomes import Score, checkpoints_of, scores_of
 from eventloop.reporting.ranks import rank_advice, read_ranks, slow_rank_of, times_of
 from eventloop.tracing.files import FOLDER as TRACES
 
@@ -56,6 +62,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Mean times of an iteration on each rank, without waits for other ranks; [] for a run of one rank."""
     slow_rank: Straggler | None = None
     """The rank that the others wait for; None if there is none."""
+    commands: list[Applied] = []
+    """The commands that were applied to the run, in their order."""
+    begun: RunRecord | None = None
+    """What the run was begun with: options, model, machine, versions and commit; None without `run.json`."""
+    scores: list[Score] = []
+    """The best and last scores of its validations and tests."""
+    checkpoints: list[Item] = []
+    """Its durable checkpoints, as `eventloop checkpoints RUN --json` lists them."""
 
 
 def load_report(run: Path) -> Report:
@@ -74,13 +88,30 @@ def load_report(run: Path) -> Report:
     records, missing = read_ranks(run, costs)
     slow, lines = slow_rank_of(records), []
     if costs is not None:
-        lines = advice(costs, [] if slow is not None else records or None)
-    if slow is not None:
-        lines = [rank_advice(slow, records), *lines][:MOST]
+        lines = advice_on_ranks(costs, records, slow)
     report = Report(run=name, costs=costs, log=log, notes=_notes(run, costs, log), advice=lines)
     return replace(
-        report, missing=missing or ([] if costs else [WITHOUT]), ranks=times_of(records), slow_rank=slow
+        report,
+        missing=missing or ([] if costs else [WITHOUT]),
+        ranks=times_of(records),
+        slow_rank=slow,
+        commands=read_commands(run / COMMANDS) if (run / COMMANDS).is_file() else [],
+        begun=read_record(run),
+        scores=[] if log is None else scores_of(log.curves),
+        checkpoints=checkpoints_of(run),
     )
+
+
+def advice_on_ranks(costs: RunCosts, records: list[RunCosts], slow: Straggler | None) -> list[str]:
+    """Return at most three lines of advice on a run, of which the first is on its slow rank if it has one.
+
+    Args:
+        costs: the costs of rank 0.
+        records: those of all ranks; [] for one rank.
+        slow: the rank that the others wait for.
+    """
+    lines = advice(costs, [] if slow is not None else records or None)
+    return lines if slow is None else [rank_advice(slow, records), *lines][:MOST]
 
 
 def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:

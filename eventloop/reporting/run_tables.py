@@ -6,9 +6,12 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from eventloop.commands.messages import Applied
 from eventloop.costs.records import WAITING, HandlerCost, Phases, RunCosts, SubscriberCost, Times, phase_names
 from eventloop.costs.shares import own_seconds
+from eventloop.costs.step_clock import TIMES
 from eventloop.costs.trend import medians, trend
+from eventloop.reporting.begun import options_table
 from eventloop.reporting.curves import Curve
 from eventloop.reporting.facts import ESTIMATED, OUTSIDE_HANDLERS, lossy, outside_handlers
 from eventloop.reporting.report import Report
@@ -22,13 +25,11 @@ BUILT_IN = 0.05
 """The share of the iterations, 0..1, below which eventloop's own handlers share a row."""
 ALL_RANKS = 8
 """The largest number of ranks for which each rank has a column."""
-IN_SECONDS = frozenset({"time", "data_time", "step_time", "hook_time"})
-"""The scalars of IterTimerHook, whose unit is seconds."""
 IN_IT = " in it)"
 """The end of a handler's displayed name if its time includes that of phases, such as backward."""
 
 RANKS, WAITS_TITLE, INSIDE = "Step time of all ranks", "Waits", "Handlers"
-OUTSIDE = "Handlers outside of the iterations"
+OUTSIDE, COMMANDS = "Handlers outside of the iterations", "Commands"
 OVER = "its p99 went over its budget, as slow_handler said"
 NOT_ALL = "it did not get, or did not manage, all of its events"
 NOT_FINITE = "not all of its values are finite"
@@ -66,7 +67,19 @@ def run_tables(report: Report) -> list[Table]:
         found += [handlers_table(costs, inside=False), subscribers_table(costs)]
     if log is not None:
         found.append(curves_table(log.curves))
+    found += [commands_table(report.commands), options_table(report.begun)]
     return [table for table in found if table.rows]
+
+
+def commands_table(commands: Sequence[Applied]) -> Table:
+    """Return the table of the commands that were applied to a run, in their order."""
+    columns: list[Column] = [
+        ("command", lambda each: each.command),
+        ("arguments", lambda each: " ".join([*each.words, *(f"{k}={v}" for k, v in each.arguments.items())])),
+        ("from", lambda each: each.source),
+        ("iteration", lambda each: f"{each.iter:,}"),
+    ]
+    return Table(COMMANDS, *cells(commands, columns), left=3)
 
 
 def phases_table(costs: RunCosts, least: float = 0.0) -> Table:
@@ -190,7 +203,7 @@ def phase_name(phase: str) -> str:
 
 def with_unit(name: str) -> str:
     """Return a scalar's name with its unit, if the unit is known."""
-    return f"{name}, s" if name in IN_SECONDS else name
+    return f"{name}, s" if name in TIMES else name
 
 
 def _mean(seconds: float, phases: Phases, unit: float, zero: str = "") -> str:

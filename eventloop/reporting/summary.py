@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
-from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.costs.records import WAITING, RunCosts, phase_names
-from eventloop.costs.step_clock import StepClock
-from eventloop.metrics import EventStorage
+from eventloop.data.trainer_parts import TrainerParts
 from eventloop.model.peak_memory import peak_memory
 from eventloop.reporting.advice import advice
 from eventloop.reporting.facts import memory_text
@@ -31,18 +26,6 @@ NAMES = 10
 """The largest number of metrics named as unreadable."""
 
 
-class MeasuredTrainer(Protocol):
-    """The parts of a trainer that its summary shows."""
-
-    bus: Bus
-    clock: StepClock
-    metrics: EventStorage
-    foreign_calls: ForeignCalls
-    loader: Any
-    rank: int
-    world_size: int
-
-
 def delivery_table(stats: list[SubscriptionStats]) -> str:
     """Return a table of the events that each background subscriber received or lost."""
     rows = [
@@ -60,7 +43,7 @@ def delivery_table(stats: list[SubscriptionStats]) -> str:
     return table(header, rows, right=(2, 3, 4, 5, 6))
 
 
-def breakdown(trainer: MeasuredTrainer) -> str:
+def breakdown(trainer: TrainerParts) -> str:
     """Return the time of a mean iteration and the shares of its phases, as a line."""
     clock = trainer.clock
     if not clock.iterations:
@@ -72,7 +55,7 @@ def breakdown(trainer: MeasuredTrainer) -> str:
     return f"{phases.iterations:,} iterations of {phases.wall / phases.iterations * 1e3:.3f} ms: {shares}"
 
 
-def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str = "") -> RunCosts:
+def run_costs(trainer: TrainerParts, *, complete: bool = False, outcome: str = "") -> RunCosts:
     """Return the cost record of a run so far. Call it on the training thread.
 
     Args:
@@ -104,7 +87,7 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
     )
 
 
-def summarize(trainer: MeasuredTrainer, *, everything: str = EVERYTHING) -> str:
+def summarize(trainer: TrainerParts, *, everything: str = EVERYTHING) -> str:
     """Return the report of `trainer.summary()`: advice, phases, handlers, deliveries and losses.
 
     Args:

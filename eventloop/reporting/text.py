@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from eventloop.costs.records import HandlerCost, RunCosts, SubscriberCost
+from eventloop.costs.step_clock import TIMES
 from eventloop.costs.trend import trend
+from eventloop.reporting.begun import BRIEF, begun_facts
 from eventloop.reporting.comparison import Row, compare, compared_by_time, comparison_tables, runs_table
 from eventloop.reporting.facts import ESTIMATED, facts, labels, lossy, state
 from eventloop.reporting.report import Report
 from eventloop.reporting.run_tables import (
-    IN_SECONDS,
     MATTERS,
     fold,
     folded_table,
@@ -83,7 +84,7 @@ def _everything(reports: Sequence[Report], names: Sequence[str], blocks: str) ->
 def _head(report: Report, name: str) -> str:
     """Draw the head of a report: the run's name, advice, facts and notes."""
     where = "" if name == report.run else f"  ({report.run})"
-    rows = _pairs([[fact.name, fact.value] for fact in facts(report)])
+    rows = _pairs([[fact.name, fact.value] for fact in [*facts(report), *begun_facts(report)]])
     lines = [f"Run {name}{where}", *(f"  -> {line}" for line in report.advice)]
     lines += [*(f"  {row}" for row in rows), *(f"  {note}" for note in report.notes)]
     return "\n".join(map(on_a_line, lines))
@@ -115,9 +116,12 @@ def _run(report: Report, name: str, width: int, blocks: str) -> str:
     for line in report.advice:
         head += paragraph("-> ", line, width, 3)
     known = [fact for fact in facts(report) if fact.name != "state" and (fact.bad or fact.value != "0")]
-    label = max((len(fact.name) for fact in known), default=0) + GAP
+    begun = [fact for fact in begun_facts(report) if fact.name in BRIEF]
+    label = max((len(fact.name) for fact in [*known, *begun]), default=0) + GAP
     for fact in known:
         head += paragraph(fact.name.ljust(label), fact.value, width)
+    for fact in begun:
+        head += paragraph(fact.name.ljust(label), fact.value, width, 1)
     for note in report.notes[:2]:
         head += paragraph("", note, width)
     costs, last = report.costs, _scalars(report, width, label)
@@ -174,7 +178,7 @@ def _matters(subscriber: SubscriberCost, costs: RunCosts) -> bool:
 def _scalars(report: Report, width: int, label: int) -> list[str]:
     """Draw the last values of the logged scalars, except times and learning rates; name those with NaN."""
     curves = report.log.curves if report.log is not None else []
-    values = [f"{c.mode}/{c.name} {value_text(c.last)}" for c in curves if c.name not in (*IN_SECONDS, "lr")]
+    values = [f"{c.mode}/{c.name} {value_text(c.last)}" for c in curves if c.name not in (*TIMES, "lr")]
     lines = paragraph("scalars".ljust(label), ", ".join(values), width) if values else []
     bad = [f"{c.mode}/{c.name} from step {c.first_not_finite:,}" for c in curves if c.not_finite]
     return [*lines, *(paragraph(f"{ALERT} ", f"NaN or infinite: {', '.join(bad)}", width) if bad else [])]

@@ -66,6 +66,11 @@ class ByName:
                 with refusing(f"{self._source}: the state of the {_called(name)} cannot be arranged by name"):
                     self._arrange_optimizer(name, optimizer, own[name], saved[name])
 
+    @property
+    def names(self) -> list[str]:
+        """Return the names that `changes` may have."""
+        return [_of_parameters(name) for name in named_optimizers(self._trainer.optimizer)]
+
     # --- optimizers ----------------------------------------------------------------------------------------
 
     def _arrange_optimizer(self, name: str, optimizer: Any, own: list[str], saved: list[str]) -> None:
@@ -104,12 +109,11 @@ class ByName:
 
     def _list_strangers(self, name: str, match: _Match) -> None:
         if match.gone or match.new:
-            what = f"parameters of the {_called(name)}"
-            self.changes.append(Change(what, match.gone, match.new, "given"))
+            self.changes.append(Change(_of_parameters(name), match.gone, match.new, "given"))
         if match.gone:
             self.lines.append(f"the state of {', '.join(match.gone)} in the {_called(name)} is not loaded")
         if match.new:
-            self.lines.append(f"{', '.join(match.new)} in the {_called(name)} begin without a state")
+            self.lines.append(f"the {_called(name)} begins without a state of {', '.join(match.new)}")
 
     def _arrange_groups(self, name: str, optimizer: Any, places: Sequence[int | None], number: int) -> None:
         """Arrange what else knows param groups by their place: the settings, and the schedulers' states."""
@@ -196,6 +200,10 @@ def scheduler_optimizers(trainer: ResumableTrainer) -> list[str]:
 
 def _scheduler(kind: str, owner: str) -> str:
     return f"{kind} of {owner!r}" if owner else kind
+
+
+def _of_parameters(name: str) -> str:
+    return f"parameters of the {_called(name)}"
 
 
 def _called(name: str) -> str:

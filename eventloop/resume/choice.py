@@ -10,18 +10,29 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from eventloop.checkpoint.directory import MOST_SCANS
 from eventloop.checkpoint.manifest import read_identified
-from eventloop.checkpoint.store import Check, Loaded, read_best, read_checkpoint, read_newest
-from eventloop.checkpoint.weights import OWN
+from eventloop.checkpoint.store import (
+    Check,
+    Loaded,
+    Read,
+    read_best,
+    read_newest,
+    read_older,
+    read_small_part,
+)
+from eventloop.checkpoint.weights import LOADS_OWN, OWN
+from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.ranks import RankState
 from eventloop.resume.resolve_path import place_of, what_else
-from eventloop.resume.setting_changes import Change, Changed
+from eventloop.resume.setting_changes import Change, Changed, Choice
 from eventloop.state.exchange import (
     decided_by_rank_0,
     gather,
@@ -29,12 +40,37 @@ from eventloop.state.exchange import (
     raised_together,
     this_rank,
 )
+from eventloop.state.schema import refusing
+from eventloop.state.sharded import is_dtensor
 from eventloop.util.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.sharded.reader import Shards
 
 ADVICE = (
     "a save may have replaced it meanwhile, or the hosts see different disks: expected a work_dir on a file "
     "system that all ranks share"
 )
+
+
+class OlderThan(NamedTuple):
+    """The newest checkpoint of the run's lineage with fewer iterations than this one."""
+
+    iteration: int
+
+
+class WasRead(NamedTuple):
+    """A checkpoint that was read and not loaded yet.
+
+    Args:
+        path: the checkpoint.
+        checkpoint: its contents.
+        newest: the last sequence number in the directories of the run before it was read.
+    """
+
+    path: Path
+    checkpoint: dict[str, Any]
+    newest: int
 
 
 class Resumed(NamedTuple):
@@ -60,6 +96,7 @@ class Checked(NamedTuple):
         checkpoint: the contents of the checkpoint.
         weights: the weights with which the run continues.
         changes: the changed settings.
+        choice: which values count where the run could continue with either.
         rank_state: the state of this rank.
         lines: lines for the log.
     """
@@ -67,6 +104,7 @@ class Checked(NamedTuple):
     checkpoint: Mapping[str, Any]
     weights: Mapping[str, Any]
     changes: list[Change]
+    choice: Choice
     rank_state: RankState
     lines: list[str]
 
@@ -77,27 +115,42 @@ def weights_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
     return weights
 
 
-def find(path: str | Path, places: Sequence[Path], watched: Sequence[str], check: Check | None) -> Loaded:
+def loaded_weights(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the weights that `load_checkpoint` loads."""
+    weights: Mapping[str, Any] = checkpoint[OWN if checkpoint.get(LOADS_OWN) else "state_dict"]
+    return weights
+
+
+def find(
+    path: str | Path | OlderThan,
+    places: Sequence[Path],
+    watched: Sequence[str],
+    check: Check | None,
+    read: Read,
+) -> Loaded:
     """Read the checkpoint that a path or a name denotes, as this process sees the directories.
 
     Args:
-        path: "auto", "best", a path, or the name of a checkpoint in one of `places`.
+        path: "auto", "best", a path, the name of a checkpoint in one of `places`, or `OlderThan`.
         places: the directories in which the run saves checkpoints.
         watched: the metrics of "best": the first of them for which there is a best checkpoint counts.
         check: an additional check of the states that "auto" and "best" choose from.
+        read: reads one checkpoint.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
         CheckpointError: it cannot be read.
         TypeError, ValueError: `path` is not a path or a name.
     """
+    if isinstance(path, OlderThan):
+        return read_older(places, path.iteration, check, read)
     if str(path) == "auto":
-        return read_newest(places, check)
+        return read_newest(places, check, read)
     if str(path) == "best":
-        return read_best(places, check=check, prefer=watched)
+        return read_best(places, check=check, prefer=watched, read=read)
     place = place_of(path, places)
     try:
-        return read_checkpoint(place)._replace(path=place)
+        return read(place)._replace(path=place)
     except CheckpointError as error:
         if not place.is_dir():
             raise
@@ -112,14 +165,18 @@ class _Chosen(NamedTuple):
     host: str
 
 
-def find_on_all_ranks(look: Callable[[], Loaded], *, again: bool) -> Loaded:
+def find_on_all_ranks(
+    look: Callable[[Read], Loaded], live: Callable[[str], Any] = lambda name: None, *, again: bool
+) -> Loaded:
     """Let rank 0 look for a checkpoint, and read exactly that one on every rank; a collective.
 
     An error of `look` is raised on all ranks. All raise too if one rank cannot read the checkpoint, or finds
-    another manifest at its path.
+    another manifest at its path. Of a checkpoint with shards the ranks read the small part, and compare the
+    files with their hashes, each rank its share. If a file is damaged, rank 0 looks for another checkpoint.
 
     Args:
-        look: finds and reads the checkpoint, on rank 0 alone.
+        look: finds and reads the checkpoint with a function that it is given, on rank 0 alone.
+        live: returns the tensor of this process that has a parameter's name, as for `read_checkpoint`.
         again: whether rank 0 looks again if the checkpoint that it chose was replaced or removed before all
             ranks had read it, as a save that ends meanwhile may do.
 
@@ -127,6 +184,39 @@ def find_on_all_ranks(look: Callable[[], Loaded], *, again: bool) -> Loaded:
         CheckpointError: a rank cannot read that checkpoint; the error names the rank and its host.
         Exception: `look` has raised it.
     """
+    damaged: dict[Path, str] = {}
+    while True:
+        loaded = _find_alike(partial(look, partial(_read_undamaged, damaged)), again=again)
+        if (shards := loaded.shards) is None:
+            return loaded
+        if not (wrong := "; ".join(filter(None, _damage_by_rank(shards)))):
+            with raised_together(f"reading the shards of {loaded.path}"):
+                return loaded._replace(state=shards.fill(loaded.state, live), shards=None)
+        if not again:
+            raise CheckpointError(wrong)
+        damaged[loaded.path] = wrong
+
+
+def _damage_by_rank(shards: Shards) -> list[str]:
+    """Return what each rank finds wrong with its share of the files; a collective."""
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if has_other_ranks() else (0, 1)
+    with raised_together(f"reading {shards.directory}"):
+        own = shards.damage(rank, ranks)
+    return gather(own)
+
+
+def _read_undamaged(damaged: Mapping[Path, str], path: Path) -> Loaded:
+    """Read the small part of a checkpoint, unless it is known to be damaged.
+
+    Rank 0 reads that of all ranks, so that it finds another checkpoint if the file of one is damaged.
+    """
+    if path in damaged:
+        raise CheckpointError(damaged[path])
+    return read_small_part(path)
+
+
+def _find_alike(look: Callable[[], Loaded], *, again: bool) -> Loaded:
+    """Let rank 0 look for a checkpoint, and read exactly that one on every rank; a collective."""
     if not has_other_ranks():
         return look()
     for looks in range(1, MOST_SCANS + 1):
@@ -159,7 +249,7 @@ def _read_chosen(chosen: _Chosen) -> Loaded:
     """Read the checkpoint that rank 0 has chosen, on another rank."""
     path = chosen.path.absolute()
     try:
-        loaded = read_checkpoint(chosen.path)._replace(path=chosen.path)
+        loaded = read_small_part(chosen.path, rank=dist.get_rank())._replace(path=chosen.path)
     except (OSError, CheckpointError) as error:
         # never FileNotFoundError: a script that begins anew where there is no checkpoint would do so here
         raise CheckpointError(
@@ -203,11 +293,14 @@ def check_same_weights(weights: Mapping[str, Any], source: Path) -> None:
 
 
 def _digest(weights: Mapping[str, Any]) -> str:
-    """Return a SHA-256 of the dense tensors, with their names, types and shapes, whatever their order."""
+    """Return a SHA-256 of the dense tensors, with their names, types and shapes, whatever their order.
+
+    DTensors are left out: each rank has another part of them.
+    """
     digest = hashlib.sha256()
     for name in sorted(weights, key=str):
         value = weights[name]
-        if not isinstance(value, torch.Tensor) or value.is_nested or value.is_quantized:
+        if not isinstance(value, torch.Tensor) or value.is_nested or value.is_quantized or is_dtensor(value):
             continue
         if value.layout is torch.strided:
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
@@ -215,10 +308,18 @@ def _digest(weights: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def check_unit(by_epoch: bool, meta: Mapping[str, Any], path: Path) -> None:
-    """Refuse a checkpoint of a run in epochs for a trainer that counts iterations, and the reverse."""
+def check_unit(trainer: ResumableTrainer, meta: Mapping[str, Any], path: Path) -> None:
+    """Refuse a checkpoint of a run that counts something else: epochs or iterations, batches or updates."""
+    with refusing(f"{path} has meta.settings without those of the run"):
+        counted = meta["settings"]["run"].get("unit", "batch")
+    if counted != (own := trainer.counting.unit):
+        raise CheckpointError(
+            f"{path} counts iterations in the unit {counted!r}, this trainer in {own!r}, so neither its "
+            f"counters nor its schedules fit: give the Trainer unit={counted!r}, or call "
+            "load_checkpoint(path), which loads the weights alone"
+        )
     saved = meta["max_epochs"] is not None
-    if saved != by_epoch:
+    if saved != trainer.by_epoch:
         units = ("epochs", "iterations") if saved else ("iterations", "epochs")
         raise CheckpointError(
             f"{path} is of a run measured in {units[0]}, this trainer counts {units[1]}: give the "

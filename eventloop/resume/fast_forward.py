@@ -100,7 +100,9 @@ def fast_forward(
             state["scheduler"] = None  # it is made when its window begins
         scheduler.load_state_dict(state)
     epochs = meta["epoch"]
-    of_epoch = (meta["iter"] - meta["position"]["batch_idx"]) / epochs if epochs else math.inf
+    place = meta["position"]
+    in_epoch = -(-place["batch_idx"] // place.get("batches_per_iter", 1))
+    of_epoch = (meta["iter"] - in_epoch) / epochs if epochs else math.inf
     with warnings.catch_warnings():  # PyTorch warns of steps without an optimizer's step
         warnings.simplefilter("ignore")
         _step_all(schedulers, counts, of_epoch)

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from eventloop.data.plain_values import arrays_as_tensors, plain, with_arrays
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.option_states import unsaved_tensors
+from eventloop.state.keys import SHARDED
+from eventloop.state.plain_values import arrays_as_tensors, plain, with_arrays
 from eventloop.state.rollback import Rollback
 from eventloop.util.errors import CheckpointError
 
@@ -35,8 +36,12 @@ def check_needed_hooks(hooks: Iterable[Any], meta: Mapping[str, Any], source: ob
         )
 
 
-def as_saved(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def as_saved(checkpoint: Mapping[str, Any], *, shards: bool = False) -> dict[str, Any]:
     """Return a checkpoint as tensors and plain values; `meta` has the places of hooks' arrays.
+
+    Args:
+        checkpoint: the checkpoint.
+        shards: whether its weights and its optimizers' states may be DTensors.
 
     Raises:
         TypeError: a value cannot be loaded with `weights_only=True`; the error names its place.
@@ -46,7 +51,7 @@ def as_saved(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         **checkpoint,
         **({"hooks": hooks, "meta": checkpoint["meta"] | {"arrays": arrays}} if arrays else {}),
     }
-    return {key: plain(value, key) for key, value in found.items()}
+    return {key: plain(value, key, shards=shards and key in SHARDED) for key, value in found.items()}
 
 
 def states_so_far(hooks: Iterable[Any]) -> dict[str, Any]:

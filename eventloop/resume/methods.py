@@ -6,8 +6,10 @@ import logging
 from pathlib import Path
 
 from eventloop.metrics import EventStorage
+from eventloop.migration.names import knowing_calls
 from eventloop.resume.setting_changes import Changed
 from eventloop.resume.state import TrainerState
+from eventloop.state.remembered import Get, Remembered, Set
 
 logger = logging.getLogger("eventloop")
 
@@ -16,9 +18,11 @@ class Resumable:
     """Load a checkpoint into a trainer: all of its state, or the weights alone."""
 
     state: TrainerState
+    remembered: Remembered
     metrics: EventStorage
     fast_dev_run: int
 
+    @knowing_calls
     def resume(self, path: str | Path = "auto", changed: Changed = "refuse") -> Path:
         """Load the whole state of a run from a checkpoint, so that `train` continues the run.
 
@@ -54,6 +58,18 @@ class Resumable:
                   schedule continues from it.
 
                 All other settings, such as options of hooks, are this trainer's with "keep" and "apply".
+
+                A mapping answers for the settings that it names, and refuses all others:
+                `changed={"world_size": "apply"}` lets a job change its number of processes alone. This
+                includes what changes with it: `data_ranks`, `loader_length`, the part of a data set of which
+                each process has an equal one, and the position in a loader that is of one process.
+                `batch_size` includes `loader_length`. Settings of optimizers and schedulers, and frozen
+                parameters, that differ need the same answer.
+
+                Within a pass over a map-style DataLoader the run continues at the next sample, with any
+                batch size and number of processes: no sample of the pass is repeated or left out, and with
+                as many samples in a step as before each step has the same ones. An IterableDataset, and a
+                loader that saves its own state, begin the pass again with another number of processes.
                 `max_epochs`, `max_iters`, `val_interval`, `val_begin`, `dynamic_intervals` and the choice of
                 hooks may always differ. Differences that are not refused are logged, and so is a learning
                 rate that stays 0. Each of several ranks continues with its own random state and loader
@@ -70,12 +86,14 @@ class Resumable:
                 rank 0, or another one at its path, or would load other weights.
             RuntimeError: another rank cannot be reached.
             Exception: a hook raised an error for its state. Nothing is loaded, as a note at the error says.
-            TypeError, ValueError: `path` is not a path, or `changed` is not one of the three.
+            TypeError, ValueError: `path` is not a path, or `changed` is neither one of the three nor a
+                mapping of settings to them.
         """
         found = self.state.resume(path, changed)
         self._reset_losses()
         return found
 
+    @knowing_calls
     def load_checkpoint(self, path: str | Path, *, strict: bool = True) -> None:
         """Load only the weights of a checkpoint.
 
@@ -100,6 +118,35 @@ class Resumable:
             return
         self.state.load_weights(path, strict=strict)
         self._reset_losses()
+
+    def remember(self, name: str, get: Get, set: Set) -> None:
+        """Save a state that your program keeps in its own variables, and restore it when a run resumes.
+
+            hidden = torch.zeros(1, 32, 128)            # of an RNN, from batch to batch
+
+            def set_hidden(state):
+                global hidden                           # nonlocal within a function
+                hidden = state
+
+            trainer.remember("hidden", lambda: hidden, set_hidden)
+
+        Every checkpoint has the state that `get` returns then, and `resume` and a rollback give it to `set`;
+        call this before `resume`. Each rank has its own state. Names that only the checkpoint or only the
+        program has are logged. For the weights alone, `load_checkpoint` sets nothing.
+
+        Args:
+            name: the name in the checkpoint, at `remembered`.
+            get: a function without arguments that returns tensors, numbers, strings, None, or lists, tuples
+                and dicts of these. It is called at once, so that a state that cannot be saved is known now.
+            set: a function `(state)` that takes what `get` returned, with tensors of its own on the CPU. If
+                the resume fails afterwards, it is called again with the former state.
+
+        Raises:
+            TypeError, ValueError: the name is no text, empty or taken, a function takes other arguments, or
+                the state cannot be saved.
+            Exception: `get` has raised it.
+        """
+        self.remembered.add(name, get, set)
 
     def _reset_losses(self) -> None:
         """Forget that a loss was lost: the losses of the loaded weights are others."""

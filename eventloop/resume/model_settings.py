@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from eventloop.resume.setting_changes import Change, Changed
-
-FROZEN = "frozen parameters"
+from eventloop.resume.setting_changes import BUFFERS, FROZEN, Change, Choice
 
 
 def type_changes(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[Change]:
@@ -22,7 +20,7 @@ def type_changes(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[Cha
     if not pairs:
         return []
     saved, own = ({name: types[side] for name, types in pairs.items()} for side in (0, 1))
-    return [Change("types of buffers", saved, own, "given")]
+    return [Change(BUFFERS, saved, own, "given")]
 
 
 def frozen_parameters(model: torch.nn.Module) -> list[str]:
@@ -60,7 +58,7 @@ def freeze(model: torch.nn.Module, meta: Mapping[str, Any], kept: Collection[str
             parameter.requires_grad_(name not in frozen)
 
 
-def edited(changes: Iterable[Change], changed: Changed) -> set[str]:
+def edited(changes: Iterable[Change], changed: Choice) -> set[str]:
     """Return the parameters that stay as this trainer has them: with "apply" those of `frozen_changes`."""
     found = [change for change in changes if change.name == FROZEN and changed == "apply"]
     return {name for change in found for name in (*change.saved, *change.own)}

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,10 +15,21 @@ from eventloop.resume.base_values import scheduled, value_name
 from eventloop.resume.fast_forward import keys_of, own_schedulers
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.util.errors import CheckpointError
-from eventloop.util.suggest import near
+from eventloop.util.suggest import near, suggest
 
-Changed = Literal["refuse", "keep", "apply"]
-CHOICES: tuple[Changed, ...] = ("refuse", "keep", "apply")
+Choice = Literal["refuse", "keep", "apply"]
+Changed = Choice | Mapping[str, Choice]
+CHOICES: tuple[Choice, ...] = ("refuse", "keep", "apply")
+LOADER_SETTINGS = ("batch_size", "loader_length", "dataset_length", "sampler")
+FROZEN, BUFFERS, POSITION = "frozen parameters", "types of buffers", "position"
+OF_RANKS = ("data_ranks", "world_size")
+_FOLLOWS = {
+    "data_ranks": ("world_size",),
+    "loader_length": ("world_size", "data_ranks", "batch_size"),
+    "dataset_length": ("world_size", "data_ranks"),
+    POSITION: ("world_size", "data_ranks"),
+}
+"""The settings that change by themselves if others do, with these others."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +58,89 @@ class Change:
     def __str__(self) -> str:
         return f"{self.name}: {self.saved!r} in the checkpoint, {self.own!r} in this trainer"
 
+    def reschedules(self, name: str, numbers: Collection[int], keys: Collection[str]) -> bool:
+        """Return whether the change alters the values that some schedulers of one optimizer give.
+
+        A changed argument of one of the schedulers does so, and a changed value of a param group that they
+        write.
+
+        Args:
+            name: the name of the optimizer.
+            numbers: the indices of the schedulers in `trainer.schedulers`.
+            keys: the keys of the param groups that the schedulers write. Arguments that PyTorch stores in the
+                groups, such as `max_lr`, count as well.
+        """
+        if self.group is not None:
+            key = self.group[2]
+            return self.group[0] == name and (key in keys or key.partition("_")[2] in keys)
+        return self.scheduler in numbers
+
 
 def check_changed(changed: object) -> None:
     """Raise ValueError if the argument `changed` of `Trainer.resume` is invalid."""
-    if changed not in CHOICES:
+    answers = changed if isinstance(changed, Mapping) else {"": changed}
+    for name, answer in answers.items():
+        if answer not in CHOICES:
+            argument = f"changed[{name!r}]" if name else "changed"
+            raise ValueError(
+                f'{argument} must be "refuse", "keep" or "apply", got {answer!r}{near(str(answer), CHOICES)}'
+            )
+
+
+def choose(path: object, changed: Changed, changes: list[Change], known: Collection[str]) -> Choice:
+    """Return the answer that `changed` gives for the settings with which the run could continue either way.
+
+    Args:
+        path: the path of the checkpoint.
+        changed: the argument of `Trainer.resume`.
+        changes: the changed settings.
+        known: the names of the settings that were compared.
+
+    Raises:
+        CheckpointError: `changed` refuses one of the changes.
+        ValueError: `changed` has an unknown setting, or gives different answers where one is needed.
+    """
+    if isinstance(changed, str):
+        if changed == "refuse" and (message := refusal(path, changes)) is not None:
+            raise CheckpointError(message)
+        return changed
+    names = {*known, *LOADER_SETTINGS, FROZEN, BUFFERS, POSITION}  # the latter may be compared later
+    for name in changed:
+        if name not in names:
+            raise ValueError(f"changed has an unknown setting {name!r}{suggest(str(name), sorted(names))}")
+    if (message := refusal(path, refused_by(changed, changes))) is not None:
+        raise CheckpointError(f"{message}; or give changed={{name: answer}} an answer for each")
+    answers = {c.name: answer_for(c, changed, changes) for c in changes if c.kind == "loaded"}
+    if len({*answers.values()}) > 1:
         raise ValueError(
-            f'changed must be "refuse", "keep" or "apply", got {changed!r}{near(str(changed), CHOICES)}'
+            "changed must give one answer for all settings of optimizers and schedulers that differ, and for "
+            f"what the script freezes, got {answers}"
         )
+    return next(iter(answers.values()), "refuse")
+
+
+def refused_by(changed: Changed, changes: Sequence[Change]) -> list[Change]:
+    """Return the changes that `changed` refuses."""
+    return [c for c in changes if c.kind != "noted" and answer_for(c, changed, changes) == "refuse"]
+
+
+def answer_for(change: Change, changed: Changed, changes: Sequence[Change]) -> Choice:
+    """Return the answer that `changed` gives for a change: its own, else that for what brings it about."""
+    if isinstance(changed, str):
+        return changed
+    differing = {each.name: each for each in changes}
+    for name in (change.name, *_FOLLOWS.get(change.name, ())):
+        ranks = differing.get("data_ranks", differing.get(name))
+        others = change.name == "dataset_length" != name and not _is_same_data(change, ranks)
+        if name in changed and name in differing and not others:
+            return changed[name]
+    return "refuse"
+
+
+def _is_same_data(length: Change, ranks: Change | None) -> bool:
+    """Return whether each rank has an equal part of the same data set before and after a change of ranks."""
+    whole = ranks is not None and abs(length.saved * ranks.saved - length.own * ranks.own)
+    return ranks is not None and bool(whole < max(ranks.saved, ranks.own))
 
 
 def refusal(path: object, changes: list[Change]) -> str | None:
@@ -80,7 +167,7 @@ def refusal(path: object, changes: list[Change]) -> str | None:
     return f"{path} is of a run with other settings; nothing was loaded:\n  {lines}\n{'; '.join(ways)}"
 
 
-def change_lines(changed: Changed, changes: list[Change], trainer: ResumableTrainer) -> Iterator[str]:
+def change_lines(changed: Choice, changes: list[Change], trainer: ResumableTrainer) -> Iterator[str]:
     """Yield a log line for each changed setting, with the value with which the run continues."""
     for change in changes:
         kept = change.kind == "loaded" and changed == "keep"

@@ -18,8 +18,8 @@ from torch.utils.data import BatchSampler
 
 from eventloop.checkpoint.weights import unwrap
 from eventloop.data.limits import Limits
-from eventloop.optim.optimizers import named_optimizers
-from eventloop.optim.param_groups import number_like
+from eventloop.optim.optimizers import each_optimizer, named_optimizers
+from eventloop.optim.param_groups import FACTORS, apply_factors, number_like, read_value, remove_factors
 from eventloop.optim.windows import PROGRESS
 from eventloop.resume.base_values import (
     Bases,
@@ -66,6 +66,7 @@ class Settings:
         self._options: dict[str, dict[str, Any]] = {}  # of hooks, by name
         self._loader: tuple[Any, dict[str, Any]] | None = None  # the loader and its settings
         self._frozen: list[str] = []
+        self.compared: set[str] = set()  # the names of the settings that `compare` has compared
 
     def record_begin(self) -> None:
         """Record the settings before a schedule moves them; only the first call counts, before any step."""
@@ -103,15 +104,14 @@ class Settings:
         """
         self.record_begin()
         saved = meta["settings"]
-        own_run, saved_run = self._of_run(), saved["run"]
-        changes = [*self._of_optimizers(saved["optimizer"])]
-        changes += self._of_schedulers(saved["param_schedulers"])
-        changes += [
-            Change(name, saved_run[name], own, _kind_of(name, saved_run[name], own))
-            for name, own in own_run.items()
-            if name in saved_run and not _same(saved_run[name], own)
-        ]
-        changes += self._of_hooks(saved["hook_options"])
+        compared = [*self._of_optimizers(saved["optimizer"])]
+        compared += self._of_schedulers(saved["param_schedulers"])
+        for name, own in self._of_run().items():
+            former = saved["run"].get(name, own)
+            compared.append(Change(name, former, own, _kind_of(name, former, own)))
+        compared += self._of_hooks(saved["hook_options"])
+        self.compared = {each.name for each in compared}
+        changes = [each for each in compared if not _same(each.saved, each.own)]
         changes += frozen_changes(unwrap(self._trainer.model), saved.get("frozen"), self._frozen)
         unit = "max_epochs" if self._trainer.by_epoch else "max_iters"
         if meta[unit] != (length := getattr(self._trainer, unit)):
@@ -135,8 +135,10 @@ class Settings:
             found = noted[1] if noted and same else _of_loader(trainer.loader, trainer.limits)
         return {
             **found,
-            **trainer._schedule.settings(),
+            **trainer.schedule.settings(),
+            "unit": trainer.counting.unit,
             "world_size": trainer.world_size,
+            "data_ranks": trainer.data_ranks,
             "autocast_dtype": _autocast_dtype(trainer),
             "model_dtypes": _dtypes(trainer),
         }
@@ -146,27 +148,30 @@ class Settings:
             for number, (own, former) in enumerate(zip(groups, saved.get(name, []), strict=False)):
                 of = f" of param group {number}" if len(groups) > 1 else ""
                 for key in own:
-                    if key in former and not _same(former[key], own[key]):
-                        label = f"{name + ' ' if name else ''}{key}{of}"
-                        yield Change(label, former[key], own[key], "loaded", (name, number, key))
+                    label, value = f"{name + ' ' if name else ''}{key}{of}", former.get(key, own[key])
+                    yield Change(label, value, own[key], "loaded", (name, number, key))
 
     def _of_schedulers(self, saved: list[Any]) -> Iterator[Change]:
         names = [type(scheduler).__name__ for scheduler in self._trainer.schedulers]
         for number, (name, own, former) in enumerate(zip(names, self._constants, saved, strict=False)):
             label = name if names.count(name) == 1 else f"schedulers[{number}] {name}"
-            found = [*_differences(own, former, label)]
-            found = [change for change in found if _DERIVED not in change.name] or found
+            found = [*_leaves(own, former, label)]
+            given = [each for each in found if _DERIVED not in each.name]
+            found = found if all(_same(each.saved, each.own) for each in given) else given
             yield from (replace(change, scheduler=number) for change in found)
 
     def _of_hooks(self, saved: Mapping[str, Any]) -> Iterator[Change]:
         for name, options in self._options.items():
             former = saved.get(name, {})
             for key, own in options.items():
-                if key in former and not _same(former[key], own):
-                    yield Change(f"{name}.{key}", former[key], own, "given")
+                yield Change(f"{name}.{key}", former.get(key, own), own, "given")
 
     def apply_groups(self, changes: list[Change]) -> None:
-        """Overwrite the loaded values of changed settings in the param groups by those of this trainer."""
+        """Overwrite the loaded values of changed settings in the param groups by those of this trainer.
+
+        The factors that commands have set are removed; `fast_forward` applies them again.
+        """
+        remove_factors(each_optimizer(self._trainer.optimizer))
         for change in changes:
             if change.group is not None:
                 self._apply(change, *change.group)
@@ -235,9 +240,9 @@ class Settings:
             numbers = own_schedulers(trainer, optimizer)
             own = [trainer.schedulers[i] for i in numbers]
             keys: set[str] = set().union(*map(keys_of, own))
-            reschedules = any(_reschedules(change, name, numbers, keys) for change in changes)
+            reschedules = any(change.reschedules(name, numbers, keys) for change in changes)
             new = new_groups(checkpoint["meta"], name)
-            if not (reschedules or new) or any(map(follows_metric, own)):
+            if not own or not (reschedules or new) or any(map(follows_metric, own)):
                 continue
             groups, loaded = optimizer.param_groups, [states[number] for number in numbers]
             former = [without_parameters(group) for group in groups]
@@ -256,7 +261,18 @@ class Settings:
                     "the present values of the schedules cannot be computed; the schedules continue from the "
                     f"current rate: {error!r}"
                 )
-        return lines
+        apply_factors(each_optimizer(trainer.optimizer))
+        return [*lines, *(self._factor_lines() if changes else ())]
+
+    def _factor_lines(self) -> Iterator[str]:
+        """Yield a log line for each factor of a command, which multiplies a changed schedule too."""
+        for name, optimizer in named_optimizers(self._trainer.optimizer).items():
+            for number, group in enumerate(optimizer.param_groups):
+                for key, (factor, *_) in group.get(FACTORS, {}).items():
+                    yield (
+                        f"{name + ' ' if name else ''}{key} of param group {number} is what its schedules "
+                        f"give times {factor:g}, as commands have set: {float(read_value(group, key)):g}"
+                    )
 
 
 # --- gathering ---------------------------------------------------------------------------------------------
@@ -324,7 +340,7 @@ def _of_group(group: Mapping[str, Any], edited: Mapping[str, Edited]) -> dict[st
         name: edited[name].base if name in edited else group[f"initial_{name}"] for name in scheduled(group)
     }
     for key, value in group.items():
-        if key.startswith("initial_"):
+        if key.startswith("initial_") or key == FACTORS:
             continue
         value = bases.get(key, value)
         if key == "betas" and "momentum" in bases:
@@ -366,35 +382,15 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b or (a != a and b != b))  # noqa: PLR0124 - NaN is NaN
 
 
-def _differences(own: Any, saved: Any, name: str) -> Iterator[Change]:
+def _leaves(own: Any, saved: Any, name: str) -> Iterator[Change]:
     if isinstance(own, Mapping) and isinstance(saved, Mapping):
         for key in own:
             if key in saved:
                 # under the argument's name, which some schedulers keep in a private attribute
                 inner = name if key == "scheduler" else f"{name}.{str(key).lstrip('_')}"
-                yield from _differences(own[key], saved[key], inner)
+                yield from _leaves(own[key], saved[key], inner)
     elif isinstance(own, list | tuple) and own and isinstance(own[0], Mapping):
         for number, (item, former) in enumerate(zip(own, saved, strict=False)):
-            yield from _differences(item, former, f"{name}[{number}]")
-    elif not _same(own, saved):
+            yield from _leaves(item, former, f"{name}[{number}]")
+    else:
         yield Change(name, saved, own, "loaded")
-
-
-# --- putting back ------------------------------------------------------------------------------------------
-
-
-def _reschedules(change: Change, name: str, numbers: list[int], keys: set[str]) -> bool:
-    """Return whether a change alters the values that some schedulers of one optimizer give.
-
-    A changed argument of one of the schedulers does so, and a changed value of a param group that they write.
-
-    Args:
-        name: the name of the optimizer.
-        numbers: the indices of the schedulers in `trainer.schedulers`.
-        keys: the keys of the param groups that the schedulers write. Arguments that PyTorch stores in the
-            groups, such as `max_lr`, count as well.
-    """
-    if change.group is not None:
-        key = change.group[2]
-        return change.group[0] == name and (key in keys or key.partition("_")[2] in keys)
-    return change.scheduler in numbers

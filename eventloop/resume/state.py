@@ -15,24 +15,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from eventloop.checkpoint import CheckpointError
-from eventloop.checkpoint.store import Check, Loaded
+from eventloop.checkpoint.store import Check, Loaded, Read, read_checkpoint
 from eventloop.checkpoint.weights import check_model_state, log_strangers, prepare_model_state, unwrap
-from eventloop.data.position import Within
-from eventloop.data.rng import module_generators, rng_state, set_module_generators, set_rng_state
+from eventloop.commands.messages import Applied
+from eventloop.data.rng import module_generators, rng_state, set_rng_state
+from eventloop.data.trainer_parts import Within
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint, Event
 from eventloop.optim.optimizers import check_groups, class_names, load_optimizer_state, optimizer_state
 from eventloop.optim.parameter_names import parameter_names
 from eventloop.resume.by_name import ByName, follow_renamed, scheduler_optimizers
 from eventloop.resume.choice import (
     Checked,
+    OlderThan,
     Resumed,
+    WasRead,
     check_same_weights,
     check_unit,
     find,
     find_on_all_ranks,
+    loaded_weights,
     weights_of,
 )
 from eventloop.resume.fast_forward import check_length, warn_of_zero_rates
@@ -46,18 +51,29 @@ from eventloop.resume.hook_states import (
 )
 from eventloop.resume.model_settings import edited, freeze, frozen_parameters, type_changes
 from eventloop.resume.protocols import ResumableTrainer
-from eventloop.resume.ranks import RankState, own_buffers, state_of_rank
+from eventloop.resume.ranks import (
+    add_ranks,
+    load_place,
+    move_position,
+    own_state,
+    position_changes,
+    present_position,
+    state_of_rank,
+)
 from eventloop.resume.setting_changes import (
+    LOADER_SETTINGS,
     Change,
     Changed,
+    Choice,
     change_lines,
     check_changed,
     check_states,
-    refusal,
+    choose,
+    refused_by,
 )
 from eventloop.resume.settings import Settings
 from eventloop.state.containers import copied
-from eventloop.state.exchange import decided_by_rank_0, gather_on_rank_0, has_other_ranks, raised_together
+from eventloop.state.exchange import decided_by_rank_0, has_other_ranks, raised_together
 from eventloop.state.rollback import Rollback
 from eventloop.state.schema import SCHEMA, check_layout, check_usable, refusing
 from eventloop.util.anchored_path import Anchored
@@ -65,7 +81,6 @@ from eventloop.util.anchored_path import Anchored
 logger = logging.getLogger("eventloop")
 
 NAMES_OF_ALL = ("auto", "best")  # rank 0 looks these up for all ranks, also in `load_checkpoint`
-LOADER_SETTINGS = ("batch_size", "loader_length", "dataset_length", "sampler")
 
 
 class TrainerState:
@@ -102,6 +117,11 @@ class TrainerState:
         self._watched += watched
         self._finish_saves.append(finish)
 
+    def finish_saves(self) -> None:
+        """Wait for the running saves of all hooks, and report them."""
+        for finish in self._finish_saves:
+            finish()
+
     @property
     def directories(self) -> list[Path]:
         """Return the directories with the run's checkpoints, `checkpoint_dir` first."""
@@ -110,14 +130,14 @@ class TrainerState:
             places.setdefault(directory.resolve(), directory)
         return list(places.values())
 
-    def gather(self, path: str, *, within: Within = "") -> dict[str, Any]:
+    def gather(self, path: str, *, within: Within = "", shards: bool = False) -> dict[str, Any]:
         """Return the trainer's state with its live tensors, after the `before_save_checkpoint` handlers.
 
         Args:
             path: the path at which the checkpoint will be saved.
-            within: "iter" or "epoch" when called from a handler of `after_train_iter` or `after_train_epoch`:
-                then the iteration or epoch that just ended is not counted yet, and its validation is still to
-                come.
+            within: "iter" or "epoch" in a handler of `after_train_iter` or `after_train_epoch`, where the
+                iteration or epoch just ended: it is not counted yet, and its validation is still to come.
+            shards: whether each rank saves its own part; then "ranks" has that, and no rank waits.
 
         Raises:
             TypeError: a part of the state cannot be loaded with `weights_only=True`.
@@ -125,21 +145,23 @@ class TrainerState:
         trainer = self._trainer
         hooks = {hook.name: hook.state_dict() for hook in trainer.hooks if hook.stateful}
         trainer.checkpoint = self._collect(hooks, within)
-        if trainer.world_size > 1 and has_other_ranks():
-            self._add_ranks(trainer.checkpoint)
+        if shards:
+            trainer.checkpoint["ranks"] = own_state(trainer.checkpoint, trainer.model)
+        elif trainer.world_size > 1 and has_other_ranks():
+            add_ranks(trainer.checkpoint, trainer.model)
         try:
             trainer.announce(BeforeSaveCheckpoint, path=path)
-            return as_saved(trainer.checkpoint)
+            return as_saved(trainer.checkpoint, shards=shards)
         finally:
             trainer.checkpoint = None
 
-    def check_saved(self) -> None:
+    def check_saved(self, *, shards: bool) -> None:
         """Refuse a state that no checkpoint could hold, before the first iteration, as a save would.
 
         Raises:
             TypeError: naming the part, such as the hook and the key.
         """
-        as_saved(self._collect(states_so_far(self._trainer.hooks), ""))
+        as_saved(self._collect(states_so_far(self._trainer.hooks), ""), shards=shards)
         warn_of_unsaved_tensors(self._trainer.optimizer)
 
     def _collect(self, hooks: dict[str, Any], within: Within) -> dict[str, Any]:
@@ -151,17 +173,8 @@ class TrainerState:
             "param_schedulers": [scheduler.state_dict() for scheduler in trainer.schedulers],
             "hooks": hooks,
             "rng": rng_state() | {"modules": module_generators(unwrap(trainer.model))},
+            **trainer.remembered.state_dict(),
         }
-
-    def _add_ranks(self, checkpoint: dict[str, Any]) -> None:
-        """Add the random state, the loader position and the buffers of the other ranks, on rank 0."""
-        own = {
-            "rng": checkpoint["rng"],
-            "position": checkpoint["meta"]["position"],
-            "buffers": own_buffers(self._trainer.model),
-        }
-        if (ranks := gather_on_rank_0(own)) is not None:
-            checkpoint["ranks"] = [None, *ranks[1:]]
 
     def _meta(self, within: Within) -> dict[str, Any]:
         trainer = self._trainer
@@ -180,30 +193,44 @@ class TrainerState:
             "frozen": frozen_parameters(unwrap(trainer.model)),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "torch": str(torch.__version__),
+            **({"commands": msgspec.to_builtins(commands)} if (commands := trainer.applied_commands) else {}),
         }
 
     def resume(self, path: str | Path, changed: Changed = "refuse") -> Path:
         """Load a checkpoint and continue its run; `Trainer.resume` documents the arguments and errors."""
+        return self.load(self.read(path, changed), changed, by_name=str(path) != "auto")
+
+    def read(self, path: str | Path | OlderThan, changed: Changed = "refuse") -> WasRead:
+        """Read the checkpoint that a resume would load, the same on all ranks; a collective."""
         trainer = self._trainer
         with raised_together("the resume"):
             check_changed(changed)
             trainer.copying.join()
         newest = decided_by_rank_0(trainer.ownership.await_last_sequence)
-        found, checkpoint = self._find(path, check_usable, together=True)
+        return WasRead(*self._find(path, check_usable, together=True), newest)
+
+    def check(self, read: WasRead) -> None:
+        """Raise CheckpointError, on all ranks, if `load` would refuse the checkpoint; nothing changes."""
+        with raised_together("the check of a checkpoint"):
+            self._check(read.path, read.checkpoint, "refuse")
+
+    def load(self, read: WasRead, changed: Changed = "refuse", *, by_name: bool) -> Path:
+        """Load a checkpoint that was read; `by_name` if it may not be the newest one. A collective."""
+        trainer, (found, checkpoint, newest) = self._trainer, read
         # around the exchanges, so that an error of one rank leaves all as they were
         rollback = Rollback(found)
         with rollback, rollback:
             with raised_together("the resume"):
                 checkpoint, announced = self._run_handlers(found, checkpoint)
                 checked = self._check(found, checkpoint, changed)
-                steps, lines = self._load(found, checked, changed, rollback)
+                steps, lines = self._load(found, checked, rollback)
             check_same_weights(checked.weights, found)
             resumed = Resumed(found, checked.checkpoint["meta"], changed, trainer.loader)
-            rollback.commit([*steps, partial(self._record_resumed, resumed, by_name=str(path) != "auto")])
+            rollback.commit([*steps, partial(self._record_resumed, resumed, by_name=by_name)])
         self._publish(announced)
         trainer.ownership.resumed_from(found, newest)
         log_mismatches(trainer.hooks, checkpoint["hooks"], found)
-        for line in (*change_lines(changed, checked.changes, trainer), *lines):  # after loading
+        for line in (*change_lines(checked.choice, checked.changes, trainer), *lines):  # after loading
             logger.warning("%s: %s", found, line)
         warn_of_zero_rates(trainer, found)
         return found
@@ -211,6 +238,7 @@ class TrainerState:
     def _record_resumed(self, resumed: Resumed, *, by_name: bool) -> None:
         self._resumed = resumed
         self.resumed_from = resumed.path.absolute()
+        self._trainer.applied_commands = msgspec.convert(resumed.meta.get("commands", []), list[Applied])
         self.went_back_to = resumed.path if by_name else None
         self.loads += 1
 
@@ -227,26 +255,23 @@ class TrainerState:
         if resumed is None or resumed.loader is loader:
             return
         position = self._trainer.position
-        changes = [each for each in self.settings.compare(resumed.meta) if each.name in LOADER_SETTINGS]
-        differs = any(change.kind == "given" for change in changes)
-        if differs and resumed.changed == "refuse" and position.resuming:
+        all_changes = self.settings.compare(resumed.meta)
+        changes = [each for each in all_changes if each.name in LOADER_SETTINGS]
+        changes += position_changes(resumed.meta, loader, all_changes)
+        refused = refused_by(resumed.changed, all_changes)
+        if position.resuming and any(each in changes for each in refused):
             lines = "\n  ".join(map(str, changes))
             raise CheckpointError(
                 f"{resumed.path} is of a pass over another loader than this loop's:\n  {lines}\n"
                 'resume(path, changed="apply") continues with this one, after the same part of it; a Trainer '
                 "that is given it as train_loader compares before anything is loaded"
             )
-        for change in changes:
-            self._rescale(change)
-            logger.warning("%s: %s; the loop continues with its own", resumed.path, change)
-
-    def _rescale(self, change: Change) -> None:
-        """Rescale the position in the pass if the change is of the loader's length, and both are known."""
-        if change.name == "loader_length" and None not in (change.saved, change.own):
-            self._trainer.position.rescale(change.saved, change.own)
+        told = [f"{change}; the loop continues with its own" for change in changes]
+        for line in filter(None, [*told, move_position(position, loader, all_changes)]):
+            logger.warning("%s: %s", resumed.path, line)
 
     def _load(
-        self, found: Path, checked: Checked, changed: Changed, rollback: Rollback
+        self, found: Path, checked: Checked, rollback: Rollback
     ) -> tuple[list[Callable[[], object]], list[str]]:
         """Load all parts of a checked checkpoint except the weights.
 
@@ -254,7 +279,7 @@ class TrainerState:
             The functions to call if all went well, which load the weights, note the resume and cannot fail;
             and lines for the log.
         """
-        trainer, (checkpoint, weights, changes, rank_state, lines) = self._trainer, checked
+        trainer, (checkpoint, weights, changes, changed, rank_state, lines) = self._trainer, checked
         # a hook's or sampler's code may draw random numbers while its state is loaded
         rollback.on_rollback("the random state", partial(set_rng_state, rng_state()))
         load_hooks(trainer.hooks, checkpoint, rollback)
@@ -262,13 +287,14 @@ class TrainerState:
         load_optimizer_state(
             trainer.optimizer, checkpoint["optimizer"], rollback, converts=converts, source=found
         )
-        lines = [*lines, *self._load_schedulers(checkpoint, changed, changes, rollback)]
-        lines += [rank_state.inexact] if rank_state.inexact else []
+        states = trainer.remembered.load(rank_state.remembered, rollback)
+        lines = [*lines, *states, *self._load_schedulers(checkpoint, changed, changes, rollback)]
         load_model, _ = prepare_model_state(
             unwrap(trainer.model), weights, rollback, strict=True, source=str(found)
         )
-        rollback.on_rollback("the position", self._position())
-        self._load_position(checkpoint["meta"], rank_state, changes, found)
+        rollback.on_rollback("the position", present_position(trainer))
+        place = load_place(trainer, checkpoint["meta"], rank_state, changes, found)
+        lines += filter(None, ["; ".join(filter(None, [rank_state.inexact, place]))])
         steps: list[Callable[[], object]] = [
             load_model,
             partial(rank_state.load_buffers, trainer.model),
@@ -281,7 +307,7 @@ class TrainerState:
         """Raise CheckpointError if this trainer cannot resume from a checkpoint, before anything changes."""
         trainer = self._trainer
         check_layout(checkpoint, found)
-        check_unit(trainer.by_epoch, checkpoint["meta"], found)
+        check_unit(trainer, checkpoint["meta"], found)
         weights = weights_of(checkpoint)
         check_model_state(unwrap(trainer.model), weights, strict=True, source=str(found))
         self.settings.record_begin()
@@ -293,17 +319,17 @@ class TrainerState:
         with refusing(f"{found} has meta.settings that cannot be compared with this trainer's"):
             changes = [*by_name.changes, *self.settings.compare(checkpoint["meta"])]
         changes += type_changes(unwrap(trainer.model), weights)
-        if changed == "refuse" and (message := refusal(found, changes)) is not None:
-            raise CheckpointError(message)
+        changes += position_changes(checkpoint["meta"], trainer.loader, changes)
+        choice = choose(found, changed, changes, [*self.settings.compared, *by_name.names])
         states = checkpoint["param_schedulers"]
-        if changed == "apply":
+        if choice == "apply":
             states = self.settings.scheduler_states(states, ())
         check_length(trainer, states, checkpoint["meta"], found)
         rank_state = state_of_rank(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
-        return Checked(checkpoint, weights, changes, rank_state, by_name.lines)
+        return Checked(checkpoint, weights, changes, choice, rank_state, by_name.lines)
 
     def _load_schedulers(
-        self, checkpoint: Mapping[str, Any], changed: Changed, changes: list[Change], rollback: Rollback
+        self, checkpoint: Mapping[str, Any], changed: Choice, changes: list[Change], rollback: Rollback
     ) -> list[str]:
         """Load the schedulers' states, once the optimizers' are loaded, and return the lines to log."""
         states: list[Any] = checkpoint["param_schedulers"]
@@ -319,16 +345,20 @@ class TrainerState:
                 scheduler.load_state_dict(state)
         return self.settings.fast_forward(checkpoint, states, changes if applies else [])
 
-    def _find(self, path: str | Path, check: Check | None, *, together: bool) -> tuple[Path, dict[str, Any]]:
+    def _find(
+        self, path: str | Path | OlderThan, check: Check | None, *, together: bool
+    ) -> tuple[Path, dict[str, Any]]:
         """Return the path and the state of a checkpoint: the one of rank 0 on all ranks if `together`."""
 
-        def read() -> Loaded:
-            for finish in self._finish_saves:  # a checkpoint that is being written counts
-                finish()
-            return find(path, self.directories, self._watched, check)
+        def find_one(read: Read) -> Loaded:
+            self.finish_saves()  # a checkpoint that is being written counts
+            return find(path, self.directories, self._watched, check, read)
 
-        loaded = find_on_all_ranks(read, again=str(path) in NAMES_OF_ALL) if together else read()
-        return loaded.path, loaded.state
+        live = unwrap(self._trainer.model).state_dict().get
+        if not together:
+            return find_one(partial(read_checkpoint, live=live))[:2]
+        again = isinstance(path, OlderThan) or str(path) in NAMES_OF_ALL
+        return find_on_all_ranks(find_one, live, again=again)[:2]
 
     def load_weights(self, path: str | Path, *, strict: bool) -> None:
         """Load the weights of a checkpoint into the model; `Trainer.load_checkpoint` has the arguments."""
@@ -341,15 +371,13 @@ class TrainerState:
         with rollback, rollback:
             with raised_together(what) if together else nullcontext():
                 checkpoint, announced = self._run_handlers(place, checkpoint)
-                weights, model = checkpoint["state_dict"], unwrap(trainer.model)
-                load, strangers = prepare_model_state(
-                    model, weights, rollback, strict=strict, source=str(place)
-                )
+                weights, model = loaded_weights(checkpoint), unwrap(trainer.model)
+                load, odd = prepare_model_state(model, weights, rollback, strict=strict, source=str(place))
             if together:
                 check_same_weights(weights, place)
             rollback.commit([load])
         self._publish(announced)
-        log_strangers(strangers, str(place))
+        log_strangers(odd, str(place))
         self.resumed_from = None  # the model has other weights now
         self.loads += 1
 
@@ -370,31 +398,3 @@ class TrainerState:
         """Hand the event of a load to background subscribers, unless writers would write to another run."""
         if self._trainer.ownership.may_write:
             self._trainer.bus.signal(type(loaded)).hand_over(loaded)
-
-    def _position(self) -> Callable[[], None]:
-        """Return a function that restores the present counters, position and random generators."""
-        trainer, model = self._trainer, unwrap(self._trainer.model)
-        counters = trainer.iter, trainer.epoch, trainer.metrics.iter, trainer.metrics.epoch
-        position, generators = trainer.position.snapshot(), module_generators(model)
-
-        def restore() -> None:
-            trainer.iter, trainer.epoch, trainer.metrics.iter, trainer.metrics.epoch = counters
-            position()
-            set_module_generators(model, generators)
-
-        return restore
-
-    def _load_position(
-        self, meta: Mapping[str, Any], rank_state: RankState, changes: Iterable[Change], path: Path
-    ) -> None:
-        trainer = self._trainer
-        trainer.iter = trainer.metrics.iter = int(meta["iter"])
-        trainer.epoch = trainer.metrics.epoch = int(meta["epoch"])
-        before = rng_state()
-        with refusing(f"{path} cannot be resumed from, its random state is invalid"):
-            trainer.position.load_state_dict(rank_state.position)
-            set_rng_state(before if rank_state.rng is None else rank_state.rng)
-            if rank_state.rng is not None:
-                set_module_generators(unwrap(trainer.model), rank_state.rng.get("modules", {}))
-        for change in changes:
-            self._rescale(change)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+MAPPINGS, SEQUENCES = (dict, Mapping), (list, tuple)
+"""The types to test a container against: with `dict` first, a test takes a tenth of the time of one against
+the abstract class, and a save makes hundreds of tests."""
 
 
 def copied(value: Any) -> Any:

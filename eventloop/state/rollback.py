@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import torch
 
+from eventloop.state.sharded import local_part
 from eventloop.state.undo import TRIES
 
 logger = logging.getLogger("eventloop")
@@ -141,9 +142,13 @@ def _restore(owner: Any, attributes: dict[str, Any], state: Any) -> None:
 
 
 def same_state(a: Any, b: Any) -> bool:
-    """Return whether two states are equal; NaN equals NaN, and values that cannot be compared differ."""
+    """Return whether two states are equal; NaN equals NaN, and values that cannot be compared differ.
+
+    Of DTensors each rank compares its own parts, without communication.
+    """
     if type(a) is not type(b):
         return False
+    a, b = local_part(a), local_part(b)
     if isinstance(a, torch.Tensor):
         if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
             return False

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from torch import Tensor
 
+from eventloop.commands.messages import Applied
 from eventloop.state.keys import NEEDED
 from eventloop.util.errors import CheckpointError
 from eventloop.util.text import error_text
@@ -73,6 +74,7 @@ class Position(LoaderState, kw_only=True):
 
     batch_idx: Count
     passes: Count
+    samples: Count | None = None
     opened_with: OpenedWith
     evaluated: Count
     loader: ReaderState = msgspec.field(default_factory=ReaderState)
@@ -117,6 +119,7 @@ class Meta(msgspec.Struct):
     frozen: list[str] | None = None
     needs_hooks: list[str] = []
     arrays: list[list[Any]] = []
+    commands: list[Applied] = []
 
 
 class RankState(msgspec.Struct):
@@ -125,6 +128,7 @@ class RankState(msgspec.Struct):
     rng: RandomState
     position: Position
     buffers: dict[str, Tensor]
+    remembered: dict[str, Any] = {}
 
 
 class Checkpoint(msgspec.Struct):
@@ -136,10 +140,11 @@ class Checkpoint(msgspec.Struct):
     param_schedulers: list[dict[str, Any]]
     hooks: dict[str, Any]
     rng: RandomState
-    ranks: list[RankState | None] | None = None
+    remembered: dict[str, Any] = {}
+    ranks: list[RankState | None] | dict[int, RankState] | None = None
 
     def __post_init__(self) -> None:
-        if None in (self.ranks or [])[1:]:
+        if isinstance(self.ranks, list) and None in self.ranks[1:]:
             raise ValueError("Object must have a state of each rank except the first in `ranks`")
 
 

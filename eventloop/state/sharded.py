@@ -1,22 +1,28 @@
-"""Refuse tensors that are sharded over ranks, as FSDP2 and tensor parallelism make them.
+"""Refuse, fill or take apart tensors that are sharded over ranks, as FSDP2 and tensor parallelism make them.
 
-Checkpoints, averages and metrics would otherwise silently hold one rank's part of such a tensor.
+Metrics and the states of hooks refuse such tensors: they would silently hold one rank's part of each. A load
+fills each rank's part from the whole tensor.
 """
 
 from __future__ import annotations
 
 import sys
-from itertools import chain
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 GATHER = "Gather it first: full_tensor(), called on all ranks."
-NO_SHARDED_SAVES = (
-    "Sharded checkpoints are not supported yet: train with default_hooks=dict(checkpoint=None), and save "
-    "what full_tensor() gathers on all ranks."
+NO_SHARDS_THERE = (
+    "A checkpoint has DTensors in state_dict, ema_state_dict and optimizer only: save what full_tensor() "
+    "gathers, called on all ranks."
 )
 FULLY_SHARD = "Shard models by fully_shard of torch.distributed.fsdp (FSDP2)."
+
+NO_CHECKPOINT = f"{FULLY_SHARD} Without checkpoints it trains: default_hooks=dict(checkpoint=None)."
 
 
 def is_sharded(value: object) -> bool:
@@ -31,21 +37,75 @@ def is_dtensor(value: object) -> bool:
     return isinstance(value, _class("torch.distributed.tensor", "DTensor"))
 
 
-def refuse_old_shards(what: str, model: torch.nn.Module) -> None:
+def local_part(value: Any) -> Any:
+    """Return this rank's part of a DTensor, in the same memory, and any other value as it is."""
+    return local_parts([value])[0]
+
+
+@torch.no_grad()
+def part_of(full: torch.Tensor, like: DTensor) -> DTensor:
+    """Return a DTensor laid out as `like`, with this rank's part of `full` in host memory.
+
+    All ranks hold `full`, so none waits for another one.
+
+    Args:
+        full: the whole tensor, of the shape of `like`.
+        like: a tensor with the mesh and the placements.
+    """
+    part = cast("DTensor", torch.empty_like(like.detach(), dtype=full.dtype, device="cpu"))
+    mesh = like.device_mesh
+    if (place := mesh.get_coordinate()) is None:
+        return part  # a rank outside of the mesh holds nothing
+    part.to_local().copy_(divided(full, like.placements, mesh.shape, place))
+    return part
+
+
+def divided(
+    full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], place: Sequence[int]
+) -> torch.Tensor:
+    """Return the part of a tensor that a rank holds.
+
+    PyTorch's own function for this, `compute_local_shape_and_global_offset`, gave other rows in versions
+    where uneven parts met a `_StridedShard`.
+
+    Args:
+        full: the whole tensor.
+        placements, mesh_shape: how it is divided, and over how many ranks in each dimension of the mesh.
+        place: the coordinate of the rank in the mesh.
+    """
+    for ranks, number, placement in zip(mesh_shape, place, placements, strict=True):
+        if placement.is_replicate():
+            continue
+        # a _StridedShard of FSDP2 is one part of each part that tensor parallelism makes
+        dim, parts = placement.dim, getattr(placement, "split_factor", 1)
+        pieces = [_chunk(full, parts, each, dim) for each in range(parts)]
+        full = torch.cat([_chunk(piece, ranks, number, dim) for piece in pieces], dim)
+    return full
+
+
+def _chunk(tensor: torch.Tensor, chunks: int, number: int, dim: int) -> torch.Tensor:
+    """Return one of the chunks of `torch.chunk`, of which the last ones may be empty here."""
+    size = -(-tensor.size(dim) // chunks)
+    start = min(number * size, tensor.size(dim))
+    return tensor.narrow(dim, start, min(size, tensor.size(dim) - start))
+
+
+def refuse_old_shards(what: str, model: torch.nn.Module, advice: str = FULLY_SHARD) -> None:
     """Raise TypeError if FSDP1 wraps a part of `model`, or one of its parameters is a ShardedTensor.
 
     Args:
         what: the feature that would take one rank's part for the whole, which begins the message.
+        advice: the end of the message.
     """
     for name, module in model.named_modules():
         if isinstance(module, _fsdp1()):
             raise TypeError(
                 f"{what}: the module {name!r} of the model is sharded over ranks: expected plain "
-                f"parameters or DTensors, got a {type(module).__name__}. {FULLY_SHARD}"
+                f"parameters or DTensors, got a {type(module).__name__}. {advice}"
             )
     for name, parameter in model.named_parameters():
         if isinstance(parameter, _sharded_tensor()):
-            refuse_sharded(f"{what}: {name!r} of the model", parameter, FULLY_SHARD)
+            refuse_sharded(f"{what}: {name!r} of the model", parameter, advice)
 
 
 def refuse_sharded(where: str, value: Any, advice: str = GATHER) -> None:
@@ -63,24 +123,6 @@ def refuse_sharded(where: str, value: Any, advice: str = GATHER) -> None:
         )
 
 
-def refuse_sharded_model(what: str, model: torch.nn.Module, advice: str = NO_SHARDED_SAVES) -> None:
-    """Raise TypeError if a parameter or buffer of `model` is sharded over ranks.
-
-    Args:
-        what: the feature that does not support such models, which begins the message.
-        advice: the last sentence of the message.
-    """
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        refuse_sharded(f"{what}: {name!r} of the model", tensor, advice)
-    for name, module in model.named_modules():
-        if isinstance(module, (_fsdp1(), _fsdp2())):
-            hint = f" {FULLY_SHARD}" if isinstance(module, _fsdp1()) else ""
-            raise TypeError(
-                f"{what}: the module {name!r} of the model is sharded over ranks: expected plain parameters, "
-                f"got a {type(module).__name__}. {advice}{hint}"
-            )
-
-
 def gathers_weights(model: torch.nn.Module) -> bool:
     """Return whether a forward pass of `model` needs all ranks, because each holds a part of the weights."""
     return any(map(is_sharded, model.parameters())) or is_wrapped_by_fsdp(model)
@@ -96,6 +138,29 @@ def fsdp_modules(model: torch.nn.Module) -> list[Any]:
     """Return the modules of `model` to which FSDP2's `fully_shard` was applied."""
     fsdp2 = _fsdp2()
     return [module for module in model.modules() if isinstance(module, fsdp2)] if fsdp2 else []
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """Free the weights that FSDP2 has gathered on each rank, so that each holds its own part of them alone.
+
+    An evaluation leaves those of the outermost module gathered, and later forward passes would miss a change
+    of the parts. FSDP2's own `reshard` does nothing after a forward pass that raised an error; `state_dict`
+    always frees them.
+    """
+    if fsdp_modules(model):
+        torch.nn.Module.state_dict(model, keep_vars=True)
+
+
+def local_parts(tensors: Iterable[Any]) -> list[Any]:
+    """Return this rank's part of each DTensor, in the same memory, and other values as they are."""
+    with torch.no_grad():  # in which `to_local` returns the part itself, in a tenth of the time
+        return [each.to_local() if is_dtensor(each) else each for each in tensors]
+
+
+def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return the whole shape of a tensor, and for a DTensor also how it is divided over ranks."""
+    placed = (tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else ()  # type: ignore[attr-defined]
+    return (tensor.shape, *placed)
 
 
 def _sharded_tensor() -> Any:

@@ -1,23 +1,49 @@
-"""Find the tensors of a nested state, and count their bytes."""
+"""Find the tensors of a nested state, change them, and count their bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from eventloop.state.containers import MAPPINGS, SEQUENCES
+
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested mappings, lists and tuples, in order."""
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested mappings, lists and tuples, in order."""
+    found: list[torch.Tensor] = []
+    _find(value, found)
+    return found
+
+
+def _find(value: Any, found: list[torch.Tensor]) -> None:
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            if type(item) not in _ATOMS:  # most items are atoms, and isinstance checks of each take long
-                yield from tensors_of(item)
+        found.append(value)
+    elif isinstance(value, MAPPINGS):
+        _find_in(value.values(), found)
+    elif isinstance(value, SEQUENCES):
+        _find_in(value, found)
+
+
+def _find_in(values: Iterable[Any], found: list[torch.Tensor]) -> None:
+    for value in values:
+        if type(value) not in _ATOMS:  # most values are atoms, and isinstance checks of each take long
+            _find(value, found)
+
+
+def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a nested state in new dicts, lists and tuples, with `change(tensor)` for each of its tensors."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, MAPPINGS):
+        return {key: with_tensors(each, change) for key, each in value.items()}
+    if isinstance(value, SEQUENCES):
+        changed = [with_tensors(each, change) for each in value]
+        return changed if isinstance(value, list) else tuple(changed)
+    return value
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 from math import inf
 from time import monotonic
-from typing import Protocol
 
 import msgspec
 
-from eventloop.bus import Bus
 from eventloop.bus.process_exit import exit_by
 from eventloop.bus.subscription import DrainReport, SubscriptionStats
-from eventloop.metrics import EventStorage
 from eventloop.reporting.summary import ERROR_WIDTH, shortfalls
+from eventloop.stops.stopping import StoppableTrainer
 
 logger = logging.getLogger("eventloop")
 
@@ -25,19 +23,7 @@ AT_ONCE_SECONDS = 0.2
 """Seconds for background subscribers after a second Ctrl-C. Only hanging subscribers use them up."""
 
 
-class EndingTrainer(Protocol):
-    """The parts of a trainer that the end of a run reads and sets."""
-
-    bus: Bus
-    metrics: EventStorage
-    running: bool
-    delivering: bool
-    asked_to_stop: bool
-    ends_program: bool
-    failure: BaseException | None
-
-
-def ends_at_once(trainer: EndingTrainer) -> bool:
+def ends_at_once(trainer: StoppableTrainer) -> bool:
     """Return whether the run is ended by a Ctrl-C that came after a request to stop, or by a second one.
 
     Nothing may be waited for then.
@@ -53,7 +39,7 @@ def ends_at_once(trainer: EndingTrainer) -> bool:
     return earlier is not None
 
 
-def log_rest(trainer: EndingTrainer) -> None:
+def log_rest(trainer: StoppableTrainer) -> None:
     """Log the metrics that handlers of `after_run` put after the logger ran."""
     metrics = trainer.metrics
     post_pending, metrics.post_pending = metrics.post_pending, None  # it holds the trainer, which holds it
@@ -61,7 +47,7 @@ def log_rest(trainer: EndingTrainer) -> None:
         post_pending()
 
 
-def drain(trainer: EndingTrainer, *, closes: bool, at_once: bool) -> None:
+def drain(trainer: StoppableTrainer, *, closes: bool, at_once: bool) -> None:
     """Deliver all events at the end of a run, and log what was lost.
 
     Args:

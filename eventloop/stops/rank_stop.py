@@ -1,4 +1,4 @@
-"""Stop all ranks at the same iteration.
+"""Stop all ranks, or apply a command on all of them, at the same iteration.
 
 If one rank stopped earlier, the others would wait for it in their next collective forever. So the ranks add
 up the number of their requests to stop, by an all-reduce on the CPU in a gloo group of its own. The sum
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from threading import Timer
 from time import sleep
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from eventloop.costs.waits import waiting
 
 logger = logging.getLogger("eventloop")
 
+T = TypeVar("T")
 ITERATION, EDGE = "the end of an iteration", "the begin or end of an epoch or evaluation"
 """The names of waits for other ranks in the costs."""
 
@@ -146,22 +147,23 @@ class Agreement:
         self._carried = carried
 
     def boundary(self, *, requested: bool) -> bool:
-        """Agree at the end of an iteration; return whether the run stops here, the same on all ranks.
+        """Agree at the end of an iteration; return whether a rank has a request, the same on all ranks.
 
         Args:
-            asks: whether this rank has a request to stop.
+            requested: whether this rank has a request to stop, or a command.
         """
         if self._arrived():
             return True
         self._pending = pending = self._add_up(requested)
-        # a rank without a request has gone on, and reads the sum at the next boundary
-        return requested and pending.wait(ITERATION) == self._size
+        if not requested or pending.wait(ITERATION) != self._size:
+            return False  # a rank without a request has gone on, and reads the sum at the next boundary
+        return self._arrived()
 
     def edge(self, *, requested: bool) -> bool:
-        """Agree at the end of a pass: wait for all ranks, and return whether the run stops here.
+        """Agree at the end of a pass: wait for all ranks, and return whether one of them has a request.
 
         Args:
-            asks: whether this rank has a request to stop.
+            requested: whether this rank has a request to stop.
         """
         if self._arrived():
             return True
@@ -174,12 +176,12 @@ class Agreement:
             dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self._group)
         return int(tensor[0]), -int(tensor[1])
 
-    def requests(self, own: Request | None) -> list[Request | None]:
-        """Return the request of each rank, of which `own` is this rank's."""
-        requests = [own] * self._size
+    def gather(self, own: T) -> list[T]:
+        """Return the value of each rank, of which `own` is this rank's."""
+        values = [own] * self._size
         with waiting("ranks", EDGE):
-            dist.all_gather_object(requests, own, group=self._group)
-        return requests
+            dist.all_gather_object(values, own, group=self._group)
+        return values
 
     def wait_for_all_ranks(self) -> None:
         """Wait for all ranks, or until one has ended; signal handlers run meanwhile, and may raise."""

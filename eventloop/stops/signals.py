@@ -7,15 +7,14 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from types import FrameType, TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from torch.utils.data import get_worker_info
 
-from eventloop.bus import Bus
-from eventloop.stops.stopping import Stopping
+from eventloop.stops.stopping import StoppableTrainer
 
 logger = logging.getLogger("eventloop")
 
@@ -26,21 +25,6 @@ ENDED = (
     "Ctrl-C: the run has ended, and waits at most {:g} s more for slow writers. Ctrl-C again ends at once."
 )
 """The text for standard error at a first Ctrl-C that comes when only events are left to deliver."""
-
-
-class SignalledTrainer(Protocol):
-    """The parts of a trainer that a StopSignals reads and sets."""
-
-    bus: Bus
-    stops: Stopping
-    delivering: bool
-    failure: BaseException | None
-    ends_program: bool
-    stop_signal: int | None
-    where_to_resume: str
-
-    def request_stop(self, reason: str, *, signum: int | None = None) -> None:
-        """Request that the run ends at its next boundary."""
 
 
 class StopSignals:
@@ -62,16 +46,25 @@ class StopSignals:
         exits: end the program after the block as the signal would have ended it: by SystemExit(128 + number)
             or KeyboardInterrupt, after waiting for all ranks. If the program has a Python handler for the
             signal, that handler decides. Signals that the process ignores, as after nohup, stay ignored.
+        afterwards: a function to call on each rank after a run that a signal other than Ctrl-C ended, when
+            all ranks have delivered everything. No rank exits before it has returned on all ranks. It needs
+            `exits`, and is not called after an error, or within another trainer's run.
     """
 
     _nested = 0
     """The number of StopSignals handlers that are running now, each called by the next; main thread only."""
 
     def __init__(
-        self, trainer: SignalledTrainer, signals: Iterable[int], *, hint: str = "", exits: bool = False
+        self,
+        trainer: StoppableTrainer,
+        signals: Iterable[int],
+        *,
+        hint: str = "",
+        exits: bool = False,
+        afterwards: Callable[[], None] | None = None,
     ) -> None:
         self._trainer, self._signals = trainer, [*signals]
-        self._hint, self._exits = hint, exits
+        self._hint, self._exits, self._afterwards = hint, exits, afterwards
         self._process = os.getpid()
         self._before: dict[int, Any] = {}
         self._signum: int | None = None
@@ -97,10 +90,13 @@ class StopSignals:
         try:
             if decides and not isinstance(error, KeyboardInterrupt):
                 self._trainer.stops.wait_for_all_ranks()
+                self._log_where_to_resume(error)
+                if self._afterwards is not None:
+                    self._call_afterwards(self._afterwards, error)
+                    self._trainer.stops.wait_for_all_ranks()
         finally:
             self._put_back()
         if decides:
-            self._log_where_to_resume(error)
             self._exit(error)
 
     def install_until(self, stack: ExitStack) -> None:
@@ -209,6 +205,18 @@ class StopSignals:
         if signum in (None, signal.SIGINT) or error is not None or not trainer.where_to_resume:
             return
         logger.info("the run was %s: %s", _reason(signum), trainer.where_to_resume)
+
+    def _call_afterwards(self, afterwards: Callable[[], None], error: BaseException | None) -> None:
+        """Call a function if a signal other than Ctrl-C, and no error, ended the run.
+
+        A trainer whose run contains this one still has to save, so its own function is the one to call.
+        """
+        signum = self._signum or self._trainer.stop_signal
+        before = self._before.get(signum or 0)
+        contained = isinstance(getattr(before, "__self__", None), StopSignals)
+        failed = self._trainer.failure is not None or not isinstance(error, GeneratorExit | None)
+        if signum in self._before and signum != signal.SIGINT and not contained and not failed:
+            afterwards()
 
     def _exit(self, error: BaseException | None) -> None:
         """End the program as the signal would have, even if it came too late or reached another rank only.

@@ -17,7 +17,9 @@ from typing import NamedTuple
 
 from eventloop.temporary.process_identity import Process, has_number, lives, this_process
 
-_NAME = re.compile(r"^\..+\.(?P<pid>\d{1,19})(-(?P<place>[0-9a-f]{12})-(?P<start>\d{1,20}))?-\d+\.(tmp|old)$")
+_NAME = re.compile(
+    r"^\..+\.(?P<pid>\d{1,19})(-(?P<place>[0-9a-f]{12})-(?P<start>\d{1,20}))?-(?P<number>\d+)\.(tmp|old)$"
+)
 _numbers = itertools.count(1)
 
 
@@ -51,6 +53,36 @@ def temporary_path(path: Path, why: str) -> Path:
     place, pid, start = this_process()
     names = (path.with_name(f".{path.name}.{pid}-{place}-{start}-{number}.{why}") for number in _numbers)
     return next(name for name in names if not os.path.lexists(name))
+
+
+def name_of_ranks(name: str, token: str, number: int) -> str:
+    """Return a hidden name for a directory that the processes of several ranks write to.
+
+    It names no process, so that the last write decides whether one lives.
+
+    Args:
+        name: the final name of the checkpoint.
+        token: 12 hexadecimal digits that no other run has.
+        number: the number of the save in the run.
+    """
+    return f".{name}.0-{token}-0-{number}.tmp"
+
+
+def is_earlier_of_ranks(path: Path, than: Path) -> bool:
+    """Return whether a path is the directory of an earlier save of the run that writes to `than`.
+
+    Args:
+        path: any path.
+        than: a path that `name_of_ranks` has named.
+    """
+    one, other = _NAME.match(path.name), _NAME.match(than.name)
+    if (
+        one is None
+        or other is None
+        or one.group("pid", "place", "start") != other.group("pid", "place", "start")
+    ):
+        return False
+    return int(one["number"]) < int(other["number"])
 
 
 def process_of(path: Path) -> NamedProcess | None:

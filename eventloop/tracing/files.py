@@ -76,8 +76,12 @@ class TraceFile(NamedTuple):
 
 def trace_path(run: Path, facts: WindowFacts) -> Path:
     """Return the path for the file of a window in the directory of its run."""
-    last = facts.first_iter + max(0, facts.iterations - 1)
-    return of_rank(run / FOLDER / f"iterations_{facts.first_iter}-{last}.json", facts.rank)
+    return path_of_iterations(run, facts.first_iter, facts.iterations, facts.rank)
+
+
+def path_of_iterations(run: Path, first: int, iterations: int, rank: int = 0) -> Path:
+    """Return the path for the file of so many iterations from the first one on."""
+    return of_rank(run / FOLDER / f"iterations_{first}-{first + max(0, iterations - 1)}.json", rank)
 
 
 def of_rank(path: Path, rank: int) -> Path:

@@ -8,12 +8,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from threading import get_ident
 from time import perf_counter
-from typing import Protocol
 
-from eventloop.bus import Bus
 from eventloop.bus.recording import Recording
 from eventloop.costs.records import WAITING, Phases
 from eventloop.costs.spans import SAVER, Span, SpanRecorder
@@ -23,9 +20,9 @@ from eventloop.costs.step_clock import (
     FORWARD_BEGINS,
     FORWARD_ENDS,
     OPTIMIZER_ENDS,
-    StepClock,
 )
 from eventloop.costs.waits import Wait
+from eventloop.data.trainer_parts import TrainerParts
 from eventloop.events import (
     AfterTest,
     AfterVal,
@@ -47,17 +44,6 @@ _ENDS = {
 _RECORDED = (BeforeVal, AfterVal, BeforeTest, AfterTest, BeforeSaveCheckpoint, CheckpointSaved)
 
 
-class TracedTrainer(Protocol):
-    """The parts of a trainer that a window reads."""
-
-    bus: Bus
-    clock: StepClock
-    iter: int
-    work_dir: Path
-    rank: int
-    world_size: int
-
-
 class TracedPhases:
     """Record the phases of each iteration, in place of the trainer's device clock.
 
@@ -68,7 +54,7 @@ class TracedPhases:
         ended: called at the end of each iteration with the iteration's number.
     """
 
-    def __init__(self, trainer: TracedTrainer, recorder: SpanRecorder, ended: Callable[[int], None]) -> None:
+    def __init__(self, trainer: TrainerParts, recorder: SpanRecorder, ended: Callable[[int], None]) -> None:
         self._trainer = trainer
         self._recorder = recorder
         self._ended = ended
@@ -136,7 +122,7 @@ class TraceWindow:
     """
 
     def __init__(
-        self, trainer: TracedTrainer, first: int, end: int, limit: int, over: Callable[[], None]
+        self, trainer: TrainerParts, first: int, end: int, limit: int, over: Callable[[], None]
     ) -> None:
         self._trainer, self._over = trainer, over
         self.extent = first, end

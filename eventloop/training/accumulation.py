@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
@@ -74,7 +76,9 @@ class Accumulation:
         self._fsdp = fsdp_modules(model)
 
     def length(self, trainer: Trainer) -> int:
-        """Return the number of iterations of a window that begins now."""
+        """Return the number of iterations, or batches of an iteration, of a window that begins now."""
+        if trainer.counting.accumulator is not None:
+            return trainer.counting.batches
         if trainer.max_iters is None:
             return self._cumulative_iters
         left = trainer.max_iters - trainer.iter
@@ -126,13 +130,17 @@ class Accumulation:
         self.resume_exchange()
         if self.count >= self.divisor:
             return True
+        if trainer.compiled and self.count == 1:  # the next gradients are added to them, in place
+            self._copy_gradients()
         trainer.within = "iter"  # the gradients are added: an error must not repeat the batch
         self.allow_schedulers()
         return False
 
     def postpones_reduction(self, trainer: Trainer) -> bool:
         """Return True if FSDP2 reduces gradients once per window, which requires a known last iteration."""
-        return bool(self._fsdp) and trainer.max_iters is not None
+        several = trainer.counting.accumulator is not None
+        length = trainer.position.length if several else trainer.max_iters
+        return bool(self._fsdp) and length is not None
 
     def rescale(self, model: torch.nn.Module) -> None:
         """Rescale gradients to the actual number of iterations in the window, and average them over ranks."""
@@ -140,6 +148,33 @@ class Accumulation:
         for parameter, mean in zip(parameters, self.means(model) or [], strict=False):
             parameter.grad = mean
         self.multiply_gradients(self.divisor / self.count)
+
+    def complete(self, trainer: Trainer) -> None:
+        """Prepare the gradients of an iteration of several batches for its step.
+
+        Raises:
+            RuntimeError: FSDP2 was to reduce them in the backward of a batch that the loader did not give.
+        """
+        self.resume_exchange()
+        if self.count < self.divisor:  # a loader of unknown length ended within it
+            if self.postpones_reduction(trainer):
+                raise RuntimeError(
+                    f"expected {trainer.position.length} batches, the length of the train loader, got "
+                    f"{trainer.batch_idx + self.count}: FSDP2 reduces the gradients of an update in its last "
+                    'batch, so with unit="update" give a loader whose length is right, or none'
+                )
+            self.rescale(trainer.model)
+
+    def warn_of_batchnorm(self, model: torch.nn.Module) -> None:
+        """Warn of BatchNorm layers, whose statistics do not accumulate."""
+        modules = model.modules()
+        if self._cumulative_iters > 1 and any(isinstance(module, _BatchNorm) for module in modules):
+            warnings.warn(
+                f"cumulative_iters={self._cumulative_iters} makes the gradients those of larger batches, "
+                "but the statistics of BatchNorm remain those of each batch",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def multiply_gradients(self, factor: float) -> None:
         """Multiply the gradients of all optimizers, those of DTensors too."""
@@ -184,6 +219,12 @@ class Accumulation:
         window._loaded = self._checked_gradients(gradients) if saved.count else []
         window.count, window.divisor = saved.count, saved.divisor if saved.count else self.divisor
         return window
+
+    def _copy_gradients(self) -> None:
+        """Copy the gradients, because the CUDA graph of the next iteration would overwrite them."""
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
 
     def _names(self) -> list[str]:
         return [] if self.model is None else labels(unwrap(self.model), self.loss_fn, self._given)

@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-import torch
-
 from eventloop.checkpoint.weights import save_modes
 from eventloop.data.limits import first
 from eventloop.data.loader_info import check_loader, named_loaders, of_loader, to_device
 from eventloop.data.side_pass import open_aside
 from eventloop.evaluation.batch_sizes import samples_of
+from eventloop.evaluation.compiled_outputs import run_step
 from eventloop.evaluation.evaluation import Evaluation, before_drawing
+from eventloop.evaluation.other_weights import merged, name_of_pass, other_weights
 from eventloop.evaluation.prediction import Prediction, begin_prediction
 from eventloop.evaluation.schedule import Evaluate
+from eventloop.events import BY_COMMAND, COMPLETED
 from eventloop.migration.names import knowing_calls
 from eventloop.model.forward import outputs_of_inputs
 from eventloop.state.exchange import gather, has_other_ranks
@@ -38,6 +39,22 @@ class Evaluations(LoopTrainer):
     def val(self) -> dict[str, float]:
         """Validate once and return the metrics."""
         return _within_run(self, lambda: evaluate(self, "val"))
+
+    def val_aside(self) -> dict[str, float]:
+        """Validate once within a training and return the metrics; the training goes on as without it.
+
+        The metrics are logged. The closing events have the reason "command", by which hooks that act on
+        scores know that this one does not count. Random states are restored.
+
+        Raises:
+            ValueError: the trainer has no val loader, or it is empty.
+        """
+        undo = Undo()
+        with undo, undo:  # twice: an interrupt may skip one of the two exits
+            undo.attributes(self, "failure")  # an error of the validation does not end the training
+            loaders = check_loaders(self, "val").values()
+            undo.step(before_drawing(self.model, self.loader, loaders))
+            return evaluate(self, "val", reason=BY_COMMAND)
 
     @knowing_calls
     def test(self) -> dict[str, float]:
@@ -93,7 +110,7 @@ class Evaluations(LoopTrainer):
 def _within_run(trainer: LoopTrainer, work: Callable[[], T]) -> T:
     """Return what `work` returns in a run that only evaluates, and end the run wherever Ctrl-C comes."""
     scope, undo = run_scope(trainer, trains=False)
-    with undo, undo, scope:
+    with undo, undo, scope:  # undo twice: an interrupt may skip one of the two exits
         return work()
 
 
@@ -106,13 +123,16 @@ def check_loaders(trainer: LoopTrainer, mode: str) -> dict[str, Iterable[Any]]:
     return named_loaders(given)
 
 
-def evaluate(trainer: LoopTrainer, mode: Evaluate, *, scheduled: bool = False) -> dict[str, float]:
+def evaluate(
+    trainer: LoopTrainer, mode: Evaluate, *, scheduled: bool = False, reason: str = COMPLETED
+) -> dict[str, float]:
     """Validate or test once, with all events, and return the metrics; {} if a stop cut the pass short.
 
     Args:
         mode: "val" or "test".
         scheduled: True if the training loop calls this function, False if the user does. A complete scheduled
             evaluation is noted in the checkpoints, so that a resumed run does not repeat it.
+        reason: the reason of the closing events of a complete evaluation.
 
     Raises:
         ValueError: the trainer has no loader for `mode`, or the loader is empty.
@@ -120,9 +140,10 @@ def evaluate(trainer: LoopTrainer, mode: Evaluate, *, scheduled: bool = False) -
     loaders = check_loaders(trainer, mode)
     undo = Undo()
     _save_place(undo, trainer)
-    with undo, undo, trainer.clock.excluding():
+    with undo, undo, trainer.clock.excluding():  # undo twice: an interrupt may skip one of the two exits
         put_back = before_drawing(trainer.model, trainer.loader, loaders.values()) if scheduled else None
         with EvalScope(trainer, mode) as scope:
+            scope.reason = reason
             _evaluate(trainer, mode, loaders, scope, counts=scheduled)
         if put_back is not None and not scope.complete:  # it runs again, and must draw the same numbers
             put_back()
@@ -144,11 +165,12 @@ def _evaluate(
     counts: bool,
 ) -> None:
     undo = Undo()
-    with undo, undo:
+    with undo, undo:  # twice: an interrupt may skip one of the two exits
         undo.attributes(trainer, "batch", "outputs")
         save_modes(undo, trainer.model)
         trainer.model.eval()
         with EpochScope(trainer, mode) as epoch:
+            epoch.reason = scope.reason
             metrics = _metrics(trainer, mode, loaders)
             if metrics is not None:
                 epoch.metrics = scope.metrics = metrics
@@ -159,19 +181,45 @@ def _evaluate(
 def _metrics(
     trainer: LoopTrainer, mode: str, loaders: Mapping[str, Iterable[Any]]
 ) -> dict[str, float] | None:
-    """Return the metrics of all loaders, one after the other; None if a stop cut the passes short."""
+    """Return the metrics of the model's weights, then of other weights on the same batches.
+
+    The other weights get the random numbers that the model's own got. Return None if a stop cut the passes
+    short.
+    """
+    others = other_weights(trainer.hooks)
+    put_back = before_drawing(trainer.model, trainer.loader, loaders.values()) if others else lambda: None
+    metrics = _metrics_of(trainer, mode, loaders, "")
+    for prefix, hook in others.items():
+        if metrics is None or trainer.stopping:
+            return None
+        put_back()
+        with hook.in_model(trainer, mode):
+            more = _metrics_of(trainer, mode, loaders, prefix)
+        metrics = None if more is None else merged(metrics, more)
+    return metrics
+
+
+def _metrics_of(
+    trainer: LoopTrainer, mode: str, loaders: Mapping[str, Iterable[Any]], weights: str
+) -> dict[str, float] | None:
+    """Return the metrics of all loaders, one after the other; None if a stop cut the passes short.
+
+    Args:
+        weights: the prefix of the weights that the model has; "" for its own.
+    """
     metrics: dict[str, float] = {}
     for number, (name, loader) in enumerate(loaders.items()):
-        if number and trainer.stopping:  # asked for in the last batch of a loader
+        if number and trainer.stopping:  # a stop was requested in the last batch of the former loader
             return None
         evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs, trainer.device)
 
         def add(outputs: Any, evaluation: Evaluation = evaluation) -> None:
             evaluation.add(outputs, samples_of(outputs, trainer.batch, trainer.ignored_outputs))
 
-        if not _run_pass(trainer, mode, loader, trainer.val_step, add, {"loader": name}):
+        label = name_of_pass(weights, name)
+        if not _run_pass(trainer, mode, loader, trainer.val_step, add, {"loader": label}):
             return None
-        metrics |= {of_loader(name, metric): value for metric, value in evaluation.compute().items()}
+        metrics |= {of_loader(label, metric): value for metric, value in evaluation.compute().items()}
     return metrics
 
 
@@ -179,6 +227,7 @@ def predict(trainer: Evaluations, loader: Iterable[Any], to: Any) -> Any:
     """Predict on a loader as `Trainer.predict`, with all events, within a run."""
     undo = Undo()
     _save_place(undo, trainer)
+    # each undo twice: an interrupt may skip one of the two exits
     with undo, undo, trainer.clock.excluding(), EvalScope(trainer, "predict") as scope:
         changed = Undo()
         with changed, changed:
@@ -191,7 +240,7 @@ def _predict(trainer: Evaluations, prediction: Prediction, scope: EvalScope) -> 
         step = trainer.predict_step
         scope.complete = _run_pass(trainer, "predict", prediction.loader, step, prediction.add, {})
         return prediction.end(complete=scope.complete)
-    except Exception:  # after an interrupt it is not waited for the subscriber
+    except Exception:  # not after an interrupt, because `close` waits for the subscriber
         prediction.close()
         raise
 
@@ -217,8 +266,7 @@ def _run_pass(
         trainer.batch = to_device(batch, trainer.device)
         if bus.wants(before):
             trainer.announce(before, batch_idx=batch_idx, **fields)
-        with torch.no_grad():
-            trainer.outputs = step(trainer.batch)
+        trainer.outputs = run_step(step, trainer.batch, compiled=trainer.compiled)
         receive(trainer.outputs)
         if bus.wants(after):
             trainer.announce(after, batch_idx=batch_idx, **fields)

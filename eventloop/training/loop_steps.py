@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager, ExitStack
 from types import MappingProxyType
 from typing import Any
 
-from eventloop.data.position import Within
+from eventloop.data.trainer_parts import Within
+from eventloop.description.record import Begin
+from eventloop.evaluation.compiled_outputs import begin_compiled_step, copied
 from eventloop.evaluation.schedule import Evaluate
 from eventloop.events import (
     AfterPredictIter,
@@ -66,6 +68,8 @@ class LoopSteps(LoopTrainer):
     batch_idx: int
     passing: Pass | None
     within: Within
+    begun: Begin | None = None
+    """The begin of the last training; None before the first one."""
     step_rates: Mapping[str, Any] = MappingProxyType({})
     """The learning rates of the iteration's optimizer steps, if a scheduler changes them before its end."""
     logged_by_host: Collection[str] = ()
@@ -95,7 +99,15 @@ class LoopSteps(LoopTrainer):
             RuntimeError: a run of the trainer is already open.
         """
         self.refuse_within("begin_run")
+        if self.counting.accumulator is not None:
+            raise ValueError(
+                f'begin_run() begins a loop whose iterations are batches, and unit="update" makes one of '
+                f"{self.counting.batches_per_iter} batches: call train(), write `for batch in "
+                "trainer.batches(loader)`, or leave unit out"
+            )
         self._open_part("run", RunScope(self, trains=training), *([TrainScope(self)] if training else []))
+        if training:
+            self.commands.begin_training()
 
     def begin_epoch(self, length: int | None = None) -> None:
         """Begin an epoch: emit `before_train_epoch`.
@@ -119,23 +131,36 @@ class LoopSteps(LoopTrainer):
         """
         if self.passing is None:
             raise RuntimeError(_order("begin_iter", "after begin_epoch() or end_iter()"))
+        if self.compiled:
+            begin_compiled_step()
         self.batch, self.outputs = batch, None
         self.clock.end_data()
         self.metrics.in_iteration = True
         try:
-            self.announce(BeforeTrainIter, batch_idx=self.batch_idx)
+            self.announce(BeforeTrainIter, batch_idx=self.batch_idx // self.counting.batches_per_iter)
         except SkipIteration:
             self._skip_batch()
             return False
         self.clock.begin_forward()
         return True
 
+    def skip_iter(self) -> None:
+        """Skip a batch that a rollback leaves out, as `begin_iter` does if a handler skips it."""
+        self.clock.end_data()
+        self.position.skip_one()
+        self._skip_batch()
+
+    @property
+    def in_steps(self) -> bool:
+        """True in a run that `begin_run` has begun, whose loop fetches the batches itself."""
+        return bool(self._open)
+
     def _skip_batch(self) -> None:
         self.clock.skip()
         self.batch_idx += 1
         self.metrics.in_iteration = False
         if self.by_epoch and self.passing is not None:
-            self.passing.stops(self.batch_idx)
+            self.passing.stops(-(-self.batch_idx // self.counting.batches_per_iter))
 
     def end_iter(self, outputs: Any) -> bool:
         """End an iteration: emit `after_train_iter`, at which an optimizer hook makes its step, and count it.
@@ -148,12 +173,12 @@ class LoopSteps(LoopTrainer):
         """
         if self.passing is None or not self.metrics.in_iteration:
             raise RuntimeError(_order("end_iter", "after begin_iter()"))
-        self.outputs = outputs
+        self.outputs = copied(outputs) if self.compiled else outputs
         self.clock.end_forward()
         if not self.steps_in_hook:
             self.within = "iter"
         try:
-            self.announce(AfterTrainIter, batch_idx=self.batch_idx)
+            self.announce(AfterTrainIter, batch_idx=self.batch_idx // self.counting.batches_per_iter)
         except BaseException:
             if self.within:  # the step was made: a run that goes on must not repeat it
                 self.completed_iteration()
@@ -161,7 +186,7 @@ class LoopSteps(LoopTrainer):
         self.completed_iteration()
         self.bus.poll(self)
         self.clock.end()
-        self.passing.stops(self.batch_idx)
+        self.passing.stops(-(-self.batch_idx // self.counting.batches_per_iter), trained=True)
         self.clock.begin()
         return self.stopping
 
@@ -235,7 +260,7 @@ class LoopSteps(LoopTrainer):
         metrics = self.metrics
         self.within = ""
         self.iter = metrics.iter = self.iter + 1
-        self.batch_idx += 1
+        self.batch_idx += self.counting.batches
         metrics.in_iteration = False
         self.position.evaluated = 0
 
@@ -247,7 +272,7 @@ class LoopSteps(LoopTrainer):
         """
         self.epoch = self.metrics.epoch = self.epoch + 1
         if self.by_epoch or not self.position.at_end:
-            self.batch_idx = self.position.evaluated = 0
+            self.position.end_pass()
 
     def _open_part(self, part: str, *scopes: AbstractContextManager[Any]) -> None:
         """Enter the scopes of a part of the run; if one raises an error, exit those before it.

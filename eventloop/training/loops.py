@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from eventloop.data.loader_info import to_device
+from eventloop.data.position import batches_of_update
 from eventloop.evaluation.schedule import Evaluate, Schedule
 from eventloop.stops.stopping import Pass
 from eventloop.training.evaluation_loop import evaluate
@@ -14,6 +15,8 @@ from eventloop.training.protocols import LoopTrainer
 from eventloop.training.scopes import retain_until_end
 
 logger = logging.getLogger("eventloop")
+
+_NONE = object()
 
 
 class TrainLoop:
@@ -26,6 +29,7 @@ class TrainLoop:
     def __init__(self, trainer: LoopTrainer, schedule: Schedule) -> None:
         self._trainer = trainer
         self._schedule = schedule
+        self._pass: Iterator[Any] = iter(())
 
     def epochs(self) -> Iterator[int]:
         """Yield the index of each remaining epoch, and run the evaluations in between.
@@ -34,6 +38,7 @@ class TrainLoop:
         """
         trainer = self._trainer
         trainer.stops.edge()
+        trainer.commands.begin_training()
         total = (trainer.max_epochs if trainer.by_epoch else trainer.max_iters) or 0
         trainer.monitored.sanity_check(validates=self._schedule.validates(total))
         if not (trainer.by_epoch and trainer.batch_idx):
@@ -42,7 +47,7 @@ class TrainLoop:
         while not self._finished():
             began_at, began_in = trainer.iter, trainer.epoch
             yield trainer.epoch
-            if trainer.stops.edge():
+            if self._epoch_edge():
                 return
             if trainer.iter == began_at and trainer.epoch == began_in:
                 raise RuntimeError(
@@ -52,32 +57,87 @@ class TrainLoop:
             if trainer.by_epoch:
                 self._evaluate()
 
+    def _epoch_edge(self) -> bool:
+        """Apply commands between two epochs, and return whether a stop ends the run.
+
+        Several ranks do not agree after the last batch of an epoch, so epochs of one batch have no other
+        place. A run measured in iterations has a boundary after each.
+        """
+        trainer = self._trainer
+        trainer.commands.repeat_due()
+        return trainer.stops.edge("all" if trainer.by_epoch else "program")
+
+    def has_pass(self) -> bool:
+        """Return whether a hand-written loop may begin a pass; False once all iterations of a run are done.
+
+        Raises:
+            RuntimeError: the pass is outside of a run, or one more than the run has epochs.
+        """
+        trainer = self._trainer
+        if not trainer.running:
+            raise RuntimeError(
+                "trainer.batches belongs inside `for epoch in trainer.epochs()`, which begins the run"
+            )
+        if not self._finished() or trainer.stopping:
+            return True
+        if trainer.by_epoch:
+            raise RuntimeError(
+                f"each call of trainer.batches is an epoch: expected at most max_epochs={trainer.max_epochs} "
+                "of them, got one more; count the passes in max_epochs, or call it once for each epoch that "
+                "trainer.epochs() yields"
+            )
+        return False
+
     def iterations(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of an epoch, and emit the events of an iteration around each.
 
-        The caller runs the forward pass between two batches.
+        The caller runs the forward pass between two batches. With `unit="update"` the events are around the
+        batches of one optimizer step.
 
         Raises:
             ValueError: the loader is empty, or every batch of a pass was skipped.
         """
         trainer = self._trainer
-        length = trainer.limits.length("train", loader) if trainer.by_epoch else None
+        counting, accumulator = trainer.counting, trainer.counting.accumulator
+        length = counting.iterations(trainer.limits.length("train", loader)) if trainer.by_epoch else None
         trainer.passing = passing = Pass(trainer.stops, length, endless=length is None, trains=True)
         reading = self._batches(loader)
         trainer.clock.begin_pass()
+        if trainer.position.to_skip and self._skip(reading):
+            return
         for batch in reading:
             if trainer.stopping and trainer.position.at_end:
                 return  # the loader has more batches than its length
+            if accumulator is not None:
+                counting.begin(accumulator, trainer.position.left)
             if trainer.begin_iter(to_device(batch, trainer.device)):
                 yield from self._body(trainer.batch)
+                if accumulator is not None:
+                    for further in batches_of_update(trainer, accumulator, self._pass):
+                        yield from self._body(further)
                 trainer.end_iter(trainer.outputs)
                 ends = self._iteration_boundary()
             else:
                 ends = self._cut_short()
             if ends:
-                retain_until_end(trainer, reading)
+                self._exit_pass(reading)
                 return
-        passing.end(trainer.batch_idx)
+        passing.end(counting.iterations(trainer.batch_idx) or 0)
+
+    def _skip(self, reading: Iterator[Any]) -> bool:
+        """Skip the batches that a rollback leaves out; return whether a stop ends the epoch meanwhile."""
+        trainer = self._trainer
+        while trainer.position.to_skip and next(reading, _NONE) is not _NONE:
+            trainer.skip_iter()
+            if self._cut_short():
+                self._exit_pass(reading)
+                return True
+        return False
+
+    def _exit_pass(self, reading: Iterator[Any]) -> None:
+        """Leave an unfinished pass; its workers end at once only if the run goes back."""
+        if not self._trainer.stops.goes_back:
+            retain_until_end(self._trainer, reading)
 
     def _body(self, batch: Any) -> Iterator[Any]:
         """Yield the batch to the caller's loop body, and log a warning if the loop ends within the body.
@@ -119,7 +179,8 @@ class TrainLoop:
         which samplers may draw random numbers once more.
         """
         trainer = self._trainer
-        return trainer.stopping and not (trainer.by_epoch and trainer.position.at_end)
+        ends = trainer.by_epoch and trainer.position.at_end and not trainer.stops.goes_back
+        return trainer.stopping and not ends
 
     def _finished(self) -> bool:
         trainer = self._trainer
@@ -138,7 +199,8 @@ class TrainLoop:
         while True:
             before = trainer.iter
             try:
-                yield from trainer.position.open(loader)
+                self._pass = trainer.position.open(loader)
+                yield from self._pass
             except RuntimeError as error:
                 if not self._ends_without(error):
                     raise
@@ -170,7 +232,7 @@ class TrainLoop:
         for mode in self._due():
             if not trainer.stopping:
                 evaluate(trainer, mode, scheduled=True)
-                trainer.stops.edge()
+                trainer.stops.edge("program")
 
     def _due(self) -> list[Evaluate]:
         trainer = self._trainer
@@ -182,12 +244,13 @@ class TrainLoop:
     def _warn_if_done(self) -> None:
         """Warn if no iteration is left, as a run resumed from its end looks like one that has trained."""
         trainer = self._trainer
-        if trainer.stopping or not self._finished() or self._due():
+        if trainer.stopping or not self._finished():
             return
         unit, done = ("epochs", trainer.epoch) if trainer.by_epoch else ("iters", trainer.iter)
         logger.warning(
-            "nothing is left to train: max_%s=%s, and %d are done; build the Trainer with more to go on",
+            "nothing is left to train: max_%s=%s, and %d are done%s; build the Trainer with more to go on",
             unit,
             getattr(trainer, f"max_{unit}"),
             done,
+            ", and only the evaluation after them is missing" if self._due() else "",
         )

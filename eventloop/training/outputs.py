@@ -1,4 +1,4 @@
-"""Read the loss from the outputs of a train step, and detach the outputs after backward."""
+"""Read the loss from the outputs of a train step, and detach or average the outputs after backward."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from eventloop.metrics.scalar_value import is_number, own
 
 _STEPS_ITSELF = (
     "A train_step or loop that calls backward() and step() itself needs default_hooks=dict(optimizer=None)"
@@ -60,3 +62,38 @@ def detached(outputs: Any) -> Any:
         if (type(value) is Tensor or isinstance(value, Tensor)) and value.requires_grad:
             kept[name] = value.detach()
     return kept
+
+
+class MeanOutputs:
+    """Average the numbers in the outputs of several batches, without waiting for the device.
+
+    Numbers are plain ones and tensors of one element, those of a mapping `log_vars` included. Of any other
+    value the last batch's stays. A number that only some batches return is averaged over these. The sums
+    replace the outputs, so no earlier batch's tensors stay in memory.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
+        self._outputs: dict[str, Any] = {}
+
+    def add(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the outputs of a batch after its backward, and return them with the means so far."""
+        self._outputs |= {name: self._mean(str(name), value) for name, value in outputs.items()}
+        return dict(self._outputs)
+
+    def _mean(self, name: str, value: Any) -> Any:
+        if name == "log_vars" and isinstance(value, Mapping):
+            return {inner: self._mean(f"log_vars.{inner}", number) for inner, number in value.items()}
+        if isinstance(value, Tensor):
+            value = value.detach()
+            if value.numel() != 1:
+                return value
+            number = own(value if value.dtype.is_complex or value.dtype == torch.float64 else value.float())
+        elif is_number(value):
+            number = value
+        else:
+            return value
+        self._sums[name] = number + self._sums[name] if name in self._sums else number
+        self._counts[name] = self._counts.get(name, 0) + 1
+        return self._sums[name] / self._counts[name]

@@ -41,6 +41,7 @@ from eventloop.events import (
 )
 from eventloop.metrics.current import exit_run
 from eventloop.metrics.storage import ENTERED, EventStorage
+from eventloop.ownership.status import Outcome
 from eventloop.state.undo import Undo
 from eventloop.stops.ending import ERROR, LEFT, drain, ends_at_once, log_rest
 from eventloop.training.protocols import LoopTrainer
@@ -55,6 +56,8 @@ class Scope:
     def __init__(self, trainer: LoopTrainer) -> None:
         self.trainer = trainer
         self.metrics: dict[str, float] = {}
+        self.reason = COMPLETED
+        """The reason of the closing event if the body reaches its end."""
         self.complete = False
         """True once the body has reached its end, even if a stop was requested in it."""
 
@@ -83,7 +86,7 @@ class Scope:
         failure = trainer.failure if error is not None else None
         if ends_at_once(trainer):
             trainer.bus.never_wait()
-        reason = COMPLETED if self.complete else trainer.stop_reason or COMPLETED
+        reason = self.reason if self.complete else trainer.stop_reason or COMPLETED
         if error is not None:
             reason = LEFT if failure is None else ERROR
         try:
@@ -161,7 +164,7 @@ class RunScope(Scope):
             self._finish()
 
     def _finish(self) -> None:
-        trainer = self.trainer
+        trainer, failure = self.trainer, self.trainer.failure
         trainer.running, trainer.failure, trainer.delivering = False, None, False
         trainer.passing = None
         trainer.during_run.close()  # empty by now, unless an interrupt has cut the exit short
@@ -169,6 +172,7 @@ class RunScope(Scope):
         trainer.clock.end_run()
         trainer.modes.end_run(trainer.model)
         exit_run(trainer.metrics, self._outside)
+        trainer.commands.end_run(failure)
         trainer.ownership.end()
         self._finished = True
 
@@ -183,6 +187,7 @@ class RunScope(Scope):
             text = None if error is None else error_text(error)
             signum = trainer.stop_signal
             name = None if signum is None else signal.Signals(signum).name
+            trainer.ownership.outcome = Outcome(reason, text, name)
             trainer.announce(AfterRun, reason=reason, error=text, signal=name)
         except BaseException as raised:
             closes, at_once = True, at_once or isinstance(raised, KeyboardInterrupt)
@@ -212,19 +217,42 @@ def run_scope(trainer: LoopTrainer, *, trains: bool = True, grad_mode: bool = Tr
 
 
 class TrainScope(Scope):
-    """A training, from `before_train` to `after_train`."""
+    """A training, from `before_train` to `after_train`.
+
+    Args:
+        trainer: the trainer.
+        first: False for a training that begins again because the run has gone back.
+    """
+
+    def __init__(self, trainer: LoopTrainer, *, first: bool = True) -> None:
+        super().__init__(trainer)
+        self._first = first
 
     def begin(self) -> None:
         self.trainer.announce(BeforeTrain)
-        self.trainer.modes.begin_run(self.trainer.model)  # with the modes that handlers have set
+        if self._first:
+            self.trainer.modes.begin_run(self.trainer.model)  # with the modes that handlers have set
 
     def end(self, reason: str, error: BaseException | None) -> None:
         trainer = self.trainer
-        trainer.ownership.ending()
+        if not trainer.stops.goes_back:
+            trainer.ownership.ending()
         trainer.clock.end_pass("end")
         trainer.announce(AfterTrain, reason=reason)
         if reason == LEFT and trainer.where_to_resume:  # an error of the loop itself gets no note here
             logger.warning("the training was left before its end: %s", trainer.where_to_resume)
+
+
+def trainings(trainer: LoopTrainer) -> Iterator[TrainScope]:
+    """Yield the scope of the training, and another one each time that the run has gone back.
+
+    for training in trainings(trainer):
+        with training:
+            ...
+    """
+    yield TrainScope(trainer)
+    while trainer.commands.go_back():
+        yield TrainScope(trainer, first=False)
 
 
 class EvalScope(Scope):
@@ -276,7 +304,8 @@ class EpochScope(Scope):
         if self._mode != "train":
             trainer.announce(after, reason=reason, metrics=self.metrics)
             return
-        if reason not in (ERROR, LEFT) and trainer.position.at_end:
+        goes_on = reason not in (ERROR, LEFT) and not trainer.stops.goes_back
+        if goes_on and trainer.position.at_end:
             reason = COMPLETED  # a request to stop in its last iteration
         trainer.passing = None
         trainer.clock.end_pass()

@@ -22,41 +22,49 @@ from eventloop.assembly.argument_checks import (
 )
 from eventloop.assembly.attach import attach_all, facts_of, make_work_dir
 from eventloop.assembly.data_ranks import find_ranks
+from eventloop.assembly.description import check_config, record_begin
 from eventloop.assembly.dev_run import batches_of, is_omitted, make_temporary_dir, shorten
+from eventloop.assembly.evaluator_run import builds_evaluator, device_to_use
 from eventloop.assembly.hook_owner import check_hooks_owned
+from eventloop.assembly.trainer_text import trainer_text
 from eventloop.bus import Bus
 from eventloop.bus.dry_run import stop_at_run
 from eventloop.checkpoint.saving.overlapped_copy import Copying
+from eventloop.commands.messages import Applied
 from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.costs.records import RunCosts
 from eventloop.costs.step_clock import StepClock
-from eventloop.data.limits import LimitBatches, Limits
+from eventloop.data.limits import Counting, LimitBatches, Limits, Unit
 from eventloop.data.loader_info import Loaders, refuse_samples, refuse_tensors
-from eventloop.data.position import LoaderPosition, Within
+from eventloop.data.position import LoaderPosition
 from eventloop.data.seeding import choose_device
+from eventloop.data.trainer_parts import Within
 from eventloop.evaluation.evaluation import Evaluators, name_evaluators
 from eventloop.evaluation.monitored_metrics import MonitoredMetrics
 from eventloop.evaluation.schedule import Schedule, Workflow, WorkflowSchedule, schedule_of
 from eventloop.events import Event
 from eventloop.events.run import CurrentRun
-from eventloop.metrics import EventStorage
 from eventloop.metrics.rows import Place
 from eventloop.migration.names import knowing_attributes, knowing_calls, knowing_others
 from eventloop.model.device_clock import device_clock
-from eventloop.model.forward import LossFn, forward, predict, train_outputs, val_outputs
+from eventloop.model.forward import LossFn, predict, train_outputs
 from eventloop.model.summary import model_summary
 from eventloop.model.training_modes import TrainingModes
 from eventloop.optim.optimizers import Optimizers, check_parameters
-from eventloop.ownership.run_ownership import RunOwnership
 from eventloop.reporting.summary import run_costs, summarize
 from eventloop.resume.methods import Resumable
 from eventloop.resume.state import TrainerState
+from eventloop.state.remembered import Remembered
+from eventloop.steering.commands import Commands
+from eventloop.steering.methods import Steered
 from eventloop.stops.held_loops import HeldLoops
 from eventloop.stops.stopping import Stopping
+from eventloop.training.compiled import Compile, compile_parts
 from eventloop.training.evaluation_loop import Evaluations, check_loaders
+from eventloop.training.heartbeat import own_directories
 from eventloop.training.loop_steps import LoopSteps
 from eventloop.training.loops import TrainLoop
-from eventloop.training.scopes import EpochScope, TrainScope, run_scope
+from eventloop.training.scopes import EpochScope, run_scope, trainings
 from eventloop.tuning.curve import LRCurve
 from eventloop.tuning.range_test import find_lr
 from eventloop.util.anchored_path import AnchoredPath
@@ -67,7 +75,7 @@ Step = Callable[["Trainer", Any], Any]
 
 
 @knowing_attributes
-class Trainer(LoopSteps, Evaluations, Resumable):
+class Trainer(Steered, LoopSteps, Evaluations, Resumable):
     """Train a model, and emit an event on `trainer.bus` for each step of the way.
 
     trainer = Trainer(model, optimizer=opt, loss_fn=F.cross_entropy, train_loader=train, val_loader=val,
@@ -87,8 +95,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         loss_fn: `(model(inputs), target) -> loss`, for batches `(inputs, target)`.
         train_step: `(trainer, batch) -> loss | {"loss": loss, ...}`, in place of `loss_fn`.
         val_step: `(trainer, batch) -> mapping`: 0-dim values are averaged over samples, `preds` and `target`
-            feed the evaluator, and `num_samples` weights the batch. By default the loss, and the accuracy
-            where targets are class indices.
+            feed the evaluator, and `num_samples` (samples, or tokens) weights the batch. By default the loss,
+            and the accuracy where targets are class indices.
         predict_step: `(trainer, batch) -> outputs` of `predict`; by default `model(inputs)`.
         evaluator: a metric `(preds, target) -> number`, a torchmetrics metric, or several (list or mapping).
         train_loader, val_loader, test_loader: iterables of batches. The last two may be several by name, as
@@ -96,8 +104,10 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         schedulers: PyTorch's learning rate schedulers, stepped by the param_scheduler hook.
         max_epochs, max_iters: exactly one; it is the unit in which the run is measured. A trainer that only
             tests takes `max_epochs=1`.
+        unit: what an iteration is: a "batch", or an "update", an optimizer step over the `cumulative_iters`
+            batches of the optimizer hook. Events, intervals, schedulers and `max_iters` count iterations.
         val_interval, val_begin, dynamic_intervals: when to validate, in the run's unit, as in MMEngine; by
-            default every epoch, or every 1000 iterations.
+            default every epoch, or every 1000 iterations; `val_before_train` validates at step 0 as well.
         sanity_val: batches to validate before the first iteration, without events and effects on the run, so
             that errors are found early; `sanity_checking` is True in it. By default 1 if only a batch shows
             that a monitored metric exists, or that a `train_step` or own loop needs a `val_step`; 0 skips it.
@@ -119,6 +129,10 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         data_ranks: the number of ranks with different data, such as `data_ranks=2` on a mesh of 2 data by 4
             tensor ranks. By default the train loader's DistributedSampler or the model's meshes say it.
         bus: an existing bus to emit events on.
+        commands: the `commands.jsonl` of a run that was steered; its commands are applied again, each after
+            the same iteration, so that the run is the same to the bit.
+        compile: "model" or the whole "step", by `torch.compile`; `dict(step=dict(mode=...))` has its options.
+        config: settings of the program, such as `vars(args)`, for `run.json`, the report and the trackers.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or contradicts another one.
@@ -149,9 +163,11 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         schedulers: Sequence[Any] | Any = (),
         max_epochs: int | None = None,
         max_iters: int | None = None,
+        unit: Unit = "batch",
         val_interval: int | None = None,
         val_begin: int = 1,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
+        val_before_train: bool = False,
         sanity_val: int | None = None,
         limit_batches: LimitBatches | None = None,
         fast_dev_run: bool | int = False,
@@ -163,11 +179,15 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         device: str | torch.device | None = None,
         data_ranks: int | None = None,
         bus: Bus | None = None,
+        commands: str | Path | None = None,
+        compile: Compile | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         loaders = (train_loader, val_loader, test_loader)
         check_lists(hooks=hooks, custom_hooks=custom_hooks, writers=() if writers is None else writers)
         check_default_hooks(default_hooks)
         check_bus(bus)
+        self.config = check_config(config)
         check_signatures(train_step=train_step, val_step=val_step, predict_step=predict_step)
         check_trainer(model, optimizer, loss_fn, train_step, max_epochs, max_iters, *loaders)
         own_val_step = val_step is not None or bool(self.host) or type(self).val_step is not Trainer.val_step
@@ -176,23 +196,26 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         if loss_fn is not None and not own_val_step:
             refuse_tensors(val_loader=val_loader, test_loader=test_loader)
         self.limits, self.fast_dev_run = Limits(limit_batches), batches_of(fast_dev_run)
+        self.counting = Counting(unit)
         self.limits.check(train=train_loader, val=val_loader, test=test_loader)
-        validates, by_epoch = val_loader is not None, max_epochs is not None
-        self._schedule: Schedule = schedule_of(
-            validates, by_epoch, val_interval, val_begin, dynamic_intervals, self.fast_dev_run
+        validates, by_epoch, dev_run = val_loader is not None, max_epochs is not None, self.fast_dev_run
+        self.schedule: Schedule = schedule_of(
+            validates, by_epoch, val_interval, val_begin, dynamic_intervals, val_before_train, dev_run
         )
-        self.device = choose_device(device)
+        self.device = choose_device(device_to_use(device))
         self.model = model if self.device is None else model.to(self.device)
         if self.device is not None and isinstance(loss_fn, torch.nn.Module):
             loss_fn.to(self.device)
-        steps = (default_hooks or {}).get("optimizer", "by default") is not None
-        check_parameters(self.model, optimizer, loss_fn, refuses=steps)
+        self._hook_steps = (default_hooks or {}).get("optimizer", "by default") is not None
+        check_parameters(self.model, optimizer, loss_fn, refuses=self._hook_steps)
         self.optimizer: Any = optimizer  # one, or a mapping of them
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.schedulers: list[Any] = [*schedulers] if isinstance(schedulers, list | tuple) else [schedulers]
         self.steps_itself = "optimizer" in (default_hooks or {})
-        self.loss_fn, self.custom_step, self._val_step = loss_fn, train_step, val_step
-        self._predict_step, self.evaluator = predict_step, name_evaluators(evaluator)
+        made = compile_parts(compile, self.model, optimizer, train_step, self.schedulers)
+        self.compiled, self.metrics, self._forward, self.custom_step = made
+        self.loss_fn, self._val_step, self._predict_step = loss_fn, val_step, predict_step
+        self.evaluator = name_evaluators(evaluator)
         self.train_loader, self.val_loader, self.test_loader = loaders
         self.monitored = MonitoredMetrics(self, sanity_val, own_val_step=own_val_step)
         self.max_epochs, self.max_iters = max_epochs, max_iters
@@ -206,36 +229,36 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.stop_reason: str | None = None
         self.stop_signal: int | None = None
         self.failure: BaseException | None = None
-        self.where_to_resume = ""
-        """Sentence for the user, after a run has ended: from which checkpoint to resume."""
+        self.where_to_resume = ""  # after a run has ended, a sentence for the user
         self.asked_to_stop = self.running = self.ends_program = False
-        self.delivering = False
-        """True when a run has ended and waits for its background subscribers."""
+        self.delivering = False  # True when a run has ended and waits for its background subscribers
         self.within: Within = ""
-        """The part of the run that is done but not counted: "iter" from the optimizer's step to the end of
-        the iteration, "epoch" during the events at the end of an epoch, else ""."""
-        self.ignored_outputs: set[str] = set()
-        """Names of the values of `val_step` that the log has already reported."""
+        """What is done and not counted: "iter" from the optimizer's step on, "epoch" in its last events."""
+        self.ignored_outputs: set[str] = set()  # values of `val_step` that the log has reported
         self.sanity_checking = False  # True within the sanity validation before the first iteration
         self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
-        self.stops, self.modes = Stopping(self), TrainingModes()
+        self.stops, self.modes, self.clock = Stopping(self), TrainingModes(), StepClock()
         self.passing, self._open, self._held = None, [], HeldLoops()
         self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
-        self.metrics, self.clock = EventStorage(), StepClock()
         self.loader: Iterable[Any] | None = train_loader
-        self.foreign_calls = ForeignCalls(self.clock.charge)
-        self.position = LoaderPosition(self)
-        self.state = TrainerState(self)
-        self.ownership = RunOwnership(self)
-        self.copying = Copying(self)
+        self.foreign_calls, self.remembered = ForeignCalls(self.clock.charge), Remembered()
+        self.position, self.state = LoaderPosition(self), TrainerState(self)
+        self.ownership, self.copying = own_directories(self), Copying(lambda: self.optimizer)
         self.bus: Bus = bus if bus is not None else Bus()
-        make_dir = partial(make_temporary_dir, self) if self.fast_dev_run else make_work_dir
-        self.work_dir = self.checkpoint_dir = make_dir(work_dir)
+        self.applied_commands: list[Applied] = []
+        self.commands = Commands(self, commands)
+        make = partial(make_temporary_dir, self) if self.fast_dev_run or builds_evaluator() else make_work_dir
+        self.work_dir = self.checkpoint_dir = make(work_dir)
         self.facts = CurrentRun(facts_of(self))
         self.hooks, self.writers = attach_all(self, [*hooks, *custom_hooks], writers, default_hooks or {})
         if self.fast_dev_run:
-            shorten(self)
+            self.limits, self.max_epochs, self.max_iters = shorten(
+                self.fast_dev_run, by_epoch, train_loader, self.counting
+            )
             self.monitored.shorten(self.fast_dev_run)
+
+    def __repr__(self) -> str:
+        return trainer_text(self)
 
     # --- running -------------------------------------------------------------------------------------------
 
@@ -251,7 +274,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             WorkDirInUseError: another live run owns `work_dir`, or the directory of a checkpoint hook.
                 Nothing was written there.
         """
-        self._train(self._schedule)
+        self._train(self.schedule)
 
     @knowing_calls
     def run(self, workflow: Workflow | None = None) -> None:
@@ -316,21 +339,23 @@ class Trainer(LoopSteps, Evaluations, Resumable):
     def _epochs(self) -> Generator[int]:
         self.refuse_within("epochs")
         scope, undo = run_scope(self, grad_mode=False)
-        with undo, undo, scope, TrainScope(self):
-            yield from self._inner_epochs()
+        with undo, undo, scope:
+            for training in trainings(self):
+                with training:
+                    yield from self._inner_epochs()
 
     def _inner_epochs(self) -> Generator[int]:
         try:
-            yield from TrainLoop(self, self._schedule).epochs()
+            yield from TrainLoop(self, self.schedule).epochs()
         finally:  # Close batch generators: they must not continue in the next run.
             self._held.close_inner()
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of an epoch to a hand-written loop, which sets `trainer.outputs` for each.
 
-        Set `trainer.outputs = {"loss": ...}`. The optimizer steps when the loop asks for the next batch. If
-        `break`, `return` or an exception leaves the body, the optimizer makes no step, and the iteration is
-        not counted: call `stop` to end the loop after an iteration.
+        Each call is one epoch. Set `trainer.outputs = {"loss": ...}`. The optimizer steps when the loop asks
+        for the next batch. If `break`, `return` or an exception leaves the body, the optimizer makes no step,
+        and the iteration is not counted: call `stop` to end the loop after an iteration.
 
         Raises:
             RuntimeError: the call is not inside `trainer.epochs()`.
@@ -342,52 +367,32 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         return loop
 
     def _batches(self, loader: Iterable[Any]) -> Generator[Any]:
-        if not self.running:
-            raise RuntimeError(
-                "trainer.batches belongs inside `for epoch in trainer.epochs()`, which begins the run"
-            )
+        loop = TrainLoop(self, self.schedule)
+        if not loop.has_pass():
+            return
         self.loader = loader
         with EpochScope(self, "train"):
             self.state.check_loader(loader)
-            yield from TrainLoop(self, self._schedule).iterations(loader)
-
-    def stop(self, reason: str) -> None:
-        """End the run at the next iteration boundary, and emit all closing events.
-
-        Several ranks end at the same boundary: the next one if all of them call `stop`, else the one after
-        it.
-
-        Raises:
-            ValueError: `reason` is empty.
-        """
-        self.stops.request(reason)
-        self.stops.poll()
-
-    def request_stop(self, reason: str, *, signum: int | None = None) -> None:
-        """Request a stop from a signal handler; the events are emitted at the iteration boundary.
-
-        Args:
-            signum: the number of the signal. Any signal except SIGINT also emits `preemption_requested`.
-
-        Raises:
-            ValueError: `reason` is empty.
-        """
-        self.stops.request(reason, signum)
-        if signum is not None:  # a job that is queued again may begin before this one has ended
-            self.ownership.ending()
+            yield from loop.iterations(loader)
 
     def _train(self, schedule: Schedule) -> None:
         self.refuse_within("train")
-        loop, loader = TrainLoop(self, schedule), check_loaders(self, "train")[""]
+        self.loader = loader = check_loaders(self, "train")[""]
+        loop = TrainLoop(self, schedule)
         check_step(self.custom_step, self.loss_fn, self.optimizer, steps_itself=self.steps_itself)
-        self.loader = loader
+        check_parameters(self.model, self.optimizer, self.loss_fn, refuses=self._hook_steps, logs=False)
         self.state.check_loader(loader)
         scope, undo = run_scope(self)
-        with undo, undo, scope, TrainScope(self):
-            for _ in loop.epochs():
-                with EpochScope(self, "train"):
-                    for batch in loop.iterations(loader):
-                        self.outputs = self.train_step(batch)
+        with undo, undo, scope:
+            for training in trainings(self):
+                with training:
+                    self._train_epochs(loop, loader)
+
+    def _train_epochs(self, loop: TrainLoop, loader: Iterable[Any]) -> None:
+        for _ in loop.epochs():
+            with EpochScope(self, "train"):
+                for batch in loop.iterations(loader):
+                    self.outputs = self.train_step(batch)
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Run the forward pass of one batch, and return its outputs, including `loss`.
@@ -398,17 +403,14 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         if self.custom_step is not None:
             return train_outputs(self.custom_step(self, batch))
         assert self.loss_fn is not None
-        return train_outputs(forward(self.model, self.loss_fn, batch))
+        return train_outputs(self._forward(self.model, self.loss_fn, batch))
 
     def val_step(self, batch: Any) -> Mapping[str, Any]:
-        """Evaluate one batch, and return the values from which metrics are computed.
-
-        Raises:
-            TypeError: the step did not return a mapping.
-        """
+        """Evaluate one batch, and return the values from which metrics are computed."""
         with self.autocast():
             if self._val_step is not None:
-                return val_outputs(self._val_step(self, batch))
+                outputs: Mapping[str, Any] = self._val_step(self, batch)  # checked where it is used
+                return outputs
             mode = "test" if self.mode == "test" else "val"
             return predict(self.model, self.loss_fn, batch, mode)
 
@@ -445,11 +447,6 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             **fields,
         )
         self.bus.emit(event, self)
-
-    @property
-    def stopping(self) -> bool:
-        """True at an iteration boundary after a request to stop; loops read it to end."""
-        return self.stops.poll()
 
     @property
     def mode(self) -> str:
@@ -490,16 +487,18 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         """
         check_hooks_owned(self)
         stop_at_run(self.bus, self.max_epochs, self.max_iters)
-        self.state.settings.record_begin()
+        self.begun = record_begin(self, trains=trains) or self.begun
         facts = facts_of(self)
         device = self.clock.device or device_clock(self.model, self.bus.post)
         self.stops.await_ranks()  # before any other exchange, which would wait for a late rank silently
         if not self.fast_dev_run:  # its directory is new
             self.ownership.begin(trains=trains, writes=any(map(is_omitted, self.writers)))
+        if trains:
+            self.commands.begin_run()
         self.bus.reopen()  # an error or a signal has closed it
         self.stops.begin_run()
-        self.metrics.in_iteration = False
-        self.ends_program, self.within, self.failure, self.where_to_resume = False, "", None, ""
+        self.metrics.in_iteration = self.ends_program = False
+        self.within, self.failure, self.where_to_resume = "", None, "" if trains else self.where_to_resume
         self.position.go_on()
         self.facts.run = facts
         self.clock.begin_run(self.iter, device, self.bus.signal)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -13,30 +13,14 @@ from eventloop.checkpoint.weights import save_modes_and_buffers
 from eventloop.costs.step_clock import StepClock
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.data.side_pass import apart
+from eventloop.data.trainer_parts import TrainerParts
 from eventloop.evaluation.evaluation import save_fields
-from eventloop.metrics import EventStorage
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.state.rollback import restorer
 from eventloop.state.undo import Undo
 
 
-class TriedTrainer(Protocol):
-    """The parts of a trainer that a trial training uses and changes."""
-
-    model: torch.nn.Module
-    optimizer: Any
-    hooks: list[Any]
-    bus: Bus
-    clock: StepClock
-    metrics: EventStorage
-    train_loader: Iterable[Any] | None
-    batch: Any
-    outputs: Any
-    within: Any
-    loss_fn: Any
-
-
-def trial(undo: Undo, trainer: TriedTrainer, loader: Iterable[Any]) -> Iterable[Any]:
+def trial(undo: Undo, trainer: TrainerParts, loader: Iterable[Any]) -> Iterable[Any]:
     """Prepare a trainer for a trial training, which `undo` undoes; return the loader to read.
 
     The trainer has another bus meanwhile, with the hooks that make the optimizer's step and no other
@@ -44,8 +28,8 @@ def trial(undo: Undo, trainer: TriedTrainer, loader: Iterable[Any]) -> Iterable[
     """
     steppers = [hook for hook in trainer.hooks if "optimizer" in getattr(hook, "runs_phases", ())]
     # restored in the reverse order: the hooks' states have gradients of the parameters
-    for hook in steppers:
-        undo.step(restorer(hook))
+    for restore in [*map(restorer, steppers), *trainer.remembered.restorers()]:
+        undo.step(restore)
     for optimizer in named_optimizers(trainer.optimizer).values():
         undo.step(_save_optimizer(optimizer))
     undo.step(_save_parameters(trainer))
@@ -65,7 +49,7 @@ def trial(undo: Undo, trainer: TriedTrainer, loader: Iterable[Any]) -> Iterable[
     return alone
 
 
-def _save_parameters(trainer: TriedTrainer) -> Callable[[], None]:
+def _save_parameters(trainer: TrainerParts) -> Callable[[], None]:
     """Return a function that restores the values and gradients of all parameters, in place."""
     parameters = {id(each): each for each in trainer.model.parameters()}
     for optimizer in named_optimizers(trainer.optimizer).values():

@@ -8,41 +8,33 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from eventloop.assembly.argument_checks import check_step
-from eventloop.data.limits import Limits, first
+from eventloop.data.limits import first
 from eventloop.data.loader_info import to_device
+from eventloop.data.position import batches_of_update
 from eventloop.data.side_pass import position_of
-from eventloop.events import AfterTrainEpoch, AfterTrainIter, BeforeRun, BeforeTrain, BeforeTrainIter, Event
+from eventloop.data.trainer_parts import TrainerParts
+from eventloop.evaluation.compiled_outputs import begin_compiled_step
+from eventloop.events import AfterTrainEpoch, AfterTrainIter, BeforeRun, BeforeTrain, BeforeTrainIter
 from eventloop.model.training_modes import TrainingModes
 from eventloop.optim.param_groups import write_value
 from eventloop.state.exchange import gather
 from eventloop.state.undo import Undo
 from eventloop.tuning.curve import LRCurve
-from eventloop.tuning.kept import TriedTrainer, trial
+from eventloop.tuning.kept import trial
 from eventloop.util.checks import number, positive
 
 logger = logging.getLogger("eventloop")
 
 ENDED = "range test"
 """The reason with which the optimizer hook's epoch ends: it must not step with what is left of a window."""
-
-
-class TestedTrainer(TriedTrainer, Protocol):
-    """The parts of a trainer that a range test uses."""
-
-    device: torch.device | None
-    limits: Limits
-    custom_step: Callable[..., Any] | None
-    steps_itself: bool
-
-    def train_step(self, batch: Any) -> dict[str, Any]: ...
-    def announce(self, event_type: type[Event], **fields: Any) -> None: ...
 
 
 class Range(NamedTuple):
@@ -60,7 +52,7 @@ class Range(NamedTuple):
 
 
 def find_lr(
-    trainer: TestedTrainer,
+    trainer: TrainerParts,
     start_lr: float,
     end_lr: float,
     iterations: int,
@@ -78,7 +70,9 @@ def find_lr(
     _refuse_lazy(trainer.model)
     loader = _checked_loader(trainer.train_loader)
     undo = Undo()
-    with undo, undo:
+    # each rate would be compiled into the optimizer's step, and PyTorch gives up after eight of them
+    eager = torch.compiler.set_stance("force_eager") if trainer.compiled else nullcontext()
+    with undo, undo, eager:
         alone = trial(undo, trainer, loader)
         curve = _run(trainer, tested, _endless(alone, trainer.limits.cut("train", loader)))
     if not curve.diverged:
@@ -131,7 +125,7 @@ def _endless(loader: Iterable[Any], limit: int | None) -> Iterator[Any]:
             raise ValueError("the train loader is empty: a pass over it gave no batch")
 
 
-def _run(trainer: TestedTrainer, tested: Range, batches: Iterator[Any]) -> LRCurve:
+def _run(trainer: TrainerParts, tested: Range, batches: Iterator[Any]) -> LRCurve:
     modes = TrainingModes()
     modes.record_modes(trainer.model)
     modes.set(trainer.model)
@@ -142,7 +136,7 @@ def _run(trainer: TestedTrainer, tested: Range, batches: Iterator[Any]) -> LRCur
         for iteration in range(tested.iterations):
             # as in ignite, whose schedule sets the rate of an iteration for the step of the next one
             _set_rate(trainer, tested.rate(max(0, iteration - 1)))
-            loss = _step(trainer, next(batches), iteration)
+            loss = _step(trainer, batches, iteration)
             if curve.losses:
                 loss = tested.smoothing * loss + (1 - tested.smoothing) * curve.losses[-1]
             if not math.isfinite(loss):
@@ -156,16 +150,24 @@ def _run(trainer: TestedTrainer, tested: Range, batches: Iterator[Any]) -> LRCur
         trainer.announce(AfterTrainEpoch, reason=ENDED)
 
 
-def _set_rate(trainer: TestedTrainer, rate: float) -> None:
+def _set_rate(trainer: TrainerParts, rate: float) -> None:
     for group in trainer.optimizer.param_groups:
         write_value(group, "lr", rate)
 
 
-def _step(trainer: TestedTrainer, batch: Any, iteration: int) -> float:
-    """Train on a batch, and return the mean of its loss over ranks; this waits for the device."""
-    trainer.batch, trainer.outputs = to_device(batch, trainer.device), None
+def _step(trainer: TrainerParts, batches: Iterator[Any], iteration: int) -> float:
+    """Train for an iteration, and return the mean of its loss over ranks; this waits for the device."""
+    if trainer.compiled:
+        begin_compiled_step()
+    trainer.batch, trainer.outputs = to_device(next(batches), trainer.device), None
+    accumulator = trainer.counting.accumulator
+    if accumulator is not None:
+        trainer.counting.begin(accumulator)
     trainer.announce(BeforeTrainIter, batch_idx=iteration)
     trainer.outputs = trainer.train_step(trainer.batch)
+    if accumulator is not None:
+        for batch in batches_of_update(trainer, accumulator, batches):
+            trainer.outputs = trainer.train_step(batch)
     trainer.announce(AfterTrainIter, batch_idx=iteration)
     losses = gather(float(trainer.outputs["loss"]))
     return sum(losses) / len(losses)

@@ -292,6 +292,19 @@ def test_step_returning_something_else(
         trainer.train()
 
 
+def test_a_val_step_of_a_subclass_that_returns_no_mapping(tmp_path: Path) -> None:
+    """A method is checked as the function `val_step=` is."""
+
+    class Mine(Trainer):
+        def val_step(self, batch: Any) -> Any:
+            return None
+
+    trainer = Mine(nn.Linear(2, 2), val_loader=[DETACHED], max_epochs=1, work_dir=tmp_path)
+
+    with pytest.raises(TypeError, match="val_step must return a mapping of values, got None"):
+        trainer.val()
+
+
 @pytest.mark.parametrize(
     ("options", "call", "message"),
     [

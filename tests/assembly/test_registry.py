@@ -17,6 +17,7 @@ from eventloop.hooks import CheckpointHook, Hook, PeriodicWriter
 from eventloop.optim.schedulers import SCHEDULERS, StepLR
 from eventloop.registry import build, find_class
 from eventloop.writers import JSONLWriter, Writer
+from tests import forked
 from tests.support.trainers import MakeTrainer
 
 
@@ -328,6 +329,20 @@ def test_a_default_hooks_config_needs_no_type(make_trainer: MakeTrainer) -> None
     assert [path.name for path in find_checkpoints(trainer.work_dir)] == ["epoch_2"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"default_hooks": {"logger": {"interval": "50"}}},
+        {"hooks": [{"type": "LoggerHook", "interval": "50"}]},
+    ],
+    ids=["default hook", "hook"],
+)
+def test_an_error_of_a_config_names_its_class(make_trainer: MakeTrainer, options: dict[str, Any]) -> None:
+    """Several hooks have an option of one name, and the config may be far from the call."""
+    with pytest.raises(TypeError, match=r"^LoggerHook: interval must be .*, got '50'$"):
+        make_trainer(**options)
+
+
 def test_a_default_hook_more(make_trainer: MakeTrainer) -> None:
     """A name that is no default hook's adds one, where a type is given; MMEngine's `custom_hooks` are hooks too."""
     register(Named)
@@ -357,3 +372,35 @@ def test_a_run_from_configs(make_trainer: MakeTrainer) -> None:
     assert (trainer.work_dir / "epoch_2").exists()
     assert (trainer.work_dir / "log.jsonl").read_text().count('{"mode":"train"') == 6
     assert "timer" not in {hook.name for hook in trainer.hooks}
+
+
+def test_installed_packages_are_not_searched_for_names_of_eventloop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading what all of them declare takes longer than many an import, so a run does not pay for it."""
+
+    def refuse(group: str) -> None:
+        raise AssertionError(f"the entry points of {group} were read")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("eventloop.registry.entry_points", refuse)
+
+        assert find_class("ConsoleWriter").__name__ == "ConsoleWriter"
+        assert isinstance(build({"type": "JSONLWriter"}, WRITERS), JSONLWriter)
+
+
+def test_a_trainer_imports_its_default_hooks_alone(tmp_path: Path) -> None:
+    """The modules of other hooks are imported with the first use of their names, in an import or a config."""
+    program = """
+import sys
+import torch
+from eventloop import Trainer
+from eventloop.registry import find_class
+from eventloop.hooks import EMAHook
+Trainer(torch.nn.Linear(1, 1), max_epochs=1, writers=[], work_dir=sys.argv[1])
+others = ("ema", "momentum_updater", "profiler", "throughput")
+print(*(name for name in others if f"eventloop.hooks.{name}" in sys.modules))
+print(find_class("ThroughputHook").__module__)
+"""
+
+    ran = forked.run(["-c", program, str(tmp_path)])
+
+    assert ran.stdout.split() == ["ema", "eventloop.hooks.throughput"], ran.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 from typing import Any
@@ -109,3 +110,23 @@ def test_a_report_of_many_names_a_few() -> None:
 
     assert len(lines) == REPORT_LINES + 2
     assert (lines[1], lines[-1]) == ("  s0: 1 dropped, 0 failed, 0 left (1 delivered)", "  and 3 more")
+
+
+def test_a_delivery_that_a_close_cuts_short_is_no_error_of_its_code(caplog: pytest.LogCaptureFixture) -> None:
+    """One line says that it was cut short, and no traceback looks like an error of the subscriber."""
+    bus, begun = Bus(drain_timeout=0.1), threading.Event()
+
+    async def slow(event: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    bus.subscribe(slow, "after_train_iter", name="slow")
+    emit(bus, 1)
+    assert begun.wait(DEADLINE)
+
+    assert not bus.close().ok
+
+    (line,) = [record for record in caplog.records if "during a delivery" in record.getMessage()]
+    assert "subscriber slow was closed during a delivery, which counts as failed" in line.getMessage()
+    assert (line.levelname, line.exc_info) == ("WARNING", None)
+    assert "disabled" not in caplog.text

@@ -22,10 +22,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from eventloop import Bus
 from eventloop.hooks import EMAHook
 from eventloop.writers import JSONLWriter
+from tests.support.told import send_at
 
 BATCHES = 4
 """The batches of an epoch on each rank; a training has two epochs."""
 BAD_BATCH = "rank 1 got a bad batch"
+TOLD: list[tuple[Any, ...]] = [
+    ("note", "hello"), ("set", {"lr*": 0.5}), ("checkpoint",), ("validate",), ("pause",)
+]  # fmt: skip
+"""The commands that rank 0 receives in its first iteration of a told training."""
 Options = dict[str, Any] | None
 """The arguments of the bridge; None for a training without it."""
 
@@ -216,6 +221,16 @@ def run_part(host: str, folder: Path, part: str) -> None:
         def stop(trainer: Any, event: Any) -> None:
             if trainer.rank == 1 and (part != "stop" or event.iter == 1):
                 trainer.stop("why")
+
+    if part == "told":
+        seen["commands"] = []
+        send_at(bus, {1: TOLD, 6: [("stop", "enough")]})
+        bus.subscribe(
+            lambda event: seen["commands"].append([event.command, type(event).__name__, event.iter]),
+            "command_applied",
+            "command_refused",
+            name="commands",
+        )
 
     options = {
         "bus": bus,

@@ -201,6 +201,28 @@ def test_numbers_and_tensors_of_the_host_are_logged(make_driven: MakeDriven, tmp
     assert found == {"acc": ("val", 7, 0.5), "norm": ("val", 7, 2.0)}
 
 
+def test_numbers_under_names_of_the_engine(make_driven: MakeDriven, tmp_path: Path) -> None:
+    """A training's number or tensor under a name of the engine is logged as host/NAME; other modes keep theirs."""
+    driven = make_driven(writers=[JSONLWriter()])
+    driven.begin_run()
+
+    driven.log({"time": 0.5, "lr/a": torch.tensor(2.0), "lr_scale": 3.0}, step=7)
+    driven.log({"time": 4.0}, mode="val", step=7)
+    driven.end_run()
+    driven.close()
+
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    found = {
+        (line["mode"], name): value
+        for line in lines
+        for name, value in line.items()
+        if isinstance(value, float)
+    }
+    assert found == {
+        ("train", "host/time"): 0.5, ("train", "host/lr/a"): 2.0, ("train", "lr_scale"): 3.0, ("val", "time"): 4.0,
+    }  # fmt: skip
+
+
 def test_preemption_is_the_hosts(make_driven: MakeDriven) -> None:
     """No default hook of a driven trainer owns a part of the loop."""
     hooks = make_driven().hooks

@@ -175,3 +175,58 @@ def test_a_loss_that_the_module_logs(tmp_path: Path, accumulate: int, how: str) 
     assert [value for _, value in found] == pytest.approx([losses[step - 1] for step, _ in found])
     if how == "self.log":  # what the step returns has a name of its own
         assert [value for _, value in values(tmp_path, "outputs/loss")] == pytest.approx(losses)
+
+
+OWN = ("time", "data_time", "step_time", "hook_time", "lr", "lr/mine")
+"""Names that the engine itself logs in a training; with several optimizers the rates are lr/NAME."""
+
+
+def log_own_by_lightning(work_dir: Path) -> None:
+    """Train by Lightning with a module that logs numbers under the engine's names."""
+    from eventloop.bridges.lightning import EventLoopCallback
+    from tests.support.lightning import Classifier, fit
+
+    class Module(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.log_dict(dict.fromkeys(OWN, -1.0))
+            return super().training_step(batch, batch_idx)
+
+    fit(work_dir, EventLoopCallback(**options(work_dir)), model=Module(), log_every_n_steps=1)
+
+
+def log_own_by_ignite(work_dir: Path) -> None:
+    """Train by ignite with metrics under the engine's names."""
+    from ignite.engine import Engine
+
+    from eventloop.bridges.ignite import attach
+
+    def step(engine: Any, batch: Any) -> float:
+        engine.state.metrics |= dict.fromkeys(OWN, -1.0)
+        return 0.5
+
+    model = tiny_model()
+    engine = Engine(step)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(engine, model=model, optimizer=optimizer, **options(work_dir))
+    engine.run(batches(STEPS), max_epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("module", "train"), [("lightning", log_own_by_lightning), ("ignite", log_own_by_ignite)]
+)
+def test_the_hosts_numbers_under_the_engines_names(
+    tmp_path: Path, module: str, train: Callable[[Path], None]
+) -> None:
+    """A name has one value at a step: a host's number with a name of eventloop's is logged as host/NAME."""
+    pytest.importorskip(module, reason=f"{module} is not installed")
+
+    train(tmp_path)
+
+    for name in OWN:
+        ours, theirs = values(tmp_path, name), values(tmp_path, f"host/{name}")
+        assert all(value >= 0 for _, value in ours)
+        for found in (ours, theirs):
+            assert len(found) == len({step for step, _ in found})
+        assert theirs
+        assert {value for _, value in theirs} == {-1.0}
+    assert {value for _, value in values(tmp_path, "lr")} == {0.1}

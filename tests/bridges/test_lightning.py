@@ -167,6 +167,25 @@ def test_what_the_host_logs(make_bridge: MakeBridge, tmp_path: Path, logs: bool)
     assert [(line["step"], line["mode"]) for line in logged if "val_acc" in line] == [(4, "val"), (8, "val")]
 
 
+@pytest.mark.parametrize("logs", [False, True])
+def test_a_number_of_each_batch_of_a_validation(make_bridge: MakeBridge, tmp_path: Path, logs: bool) -> None:
+    """A number that `validation_step` logs by `on_step` has one value at a step, that of the whole validation."""
+
+    class EachBatch(Classifier):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("number", float(batch_idx), on_step=True)
+
+    logger = CSVLogger(tmp_path) if logs else False
+    fit(tmp_path, make_bridge(writers=[JSONLWriter()]), model=EachBatch(), logger=logger, log_every_n_steps=1)
+
+    logged = [line for line in lines(tmp_path / "ride") if line.get("mode") == "val"]
+    assert [(line["step"], line["number"], line["number_epoch"]) for line in logged] == [
+        (4, 0.5, 0.5),
+        (8, 0.5, 0.5),
+    ]
+    assert not any("number_step" in line for line in logged)
+
+
 def test_training_metrics_are_not_read_on_the_training_thread(
     make_bridge: MakeBridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,6 +185,7 @@ def test_numbers_of_the_message_hub(tmp_path: Path) -> None:
         ) -> None:
             runner.message_hub.update_scalar("mine", runner.iter)
             runner.message_hub.update_scalar("group/mine", 2.0)
+            runner.message_hub.update_scalar("train/step_time", -1.0)
 
         def after_val_iter(
             self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
@@ -205,6 +206,8 @@ def test_numbers_of_the_message_hub(tmp_path: Path) -> None:
     rows = [line for line in lines if "loss" in line]
     assert rows[-1]["group/mine"] == 2.0
     assert rows[-1]["mine"] > 0
+    assert rows[-1]["host/step_time"] == -1.0
+    assert rows[-1]["step_time"] >= 0
     assert not any("val/each" in line or "each" in line for line in rows)
 
 

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.forked import ROOT
+from tests.support.told import answers
 
 pytestmark = pytest.mark.slow
 
 HOSTS = ("lightning", "transformers", "ignite", "mmengine")
 DEADLINE = 120.0
 """Seconds against hangs; a host takes about 15, and most of them for its import."""
-PARTS = ("alone", "bridged", "stop", "stop in a validation", "error")
+PARTS = ("alone", "bridged", "stop", "stop in a validation", "told", "error")
 """The trainings of a process group, by the names that `ranks_script.py` has for them; the error ends it."""
 
 
@@ -107,7 +108,7 @@ def test_rank_0_writes(ranks: Ranks) -> None:
     folder = ranks.folder / "bridged"
 
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    assert names == ["costs.json", "costs.rank1.json", "metrics.jsonl"]
+    assert names == ["costs.json", "costs.rank1.json", "heartbeat.json", "metrics.jsonl", "run.json"]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines if "event" in line] == ["before_run", "run_info", "after_run"]
     logged = [(line["mode"], line["step"], sorted(line)) for line in lines if "event" not in line]
@@ -129,6 +130,34 @@ def test_a_stop_of_one_rank_ends_both(ranks: Ranks, part: str) -> None:
         (iters, "why"),
     ]
     assert both[0]["weights"] == both[1]["weights"]
+
+
+def test_commands_are_applied_on_both_ranks(ranks: Ranks) -> None:
+    """Rank 0's commands are applied after the same iteration on both ranks, which stay equal; a pause is refused.
+
+    An ignite engine has neither a handler that saves nor an evaluator that has run by then. MMEngine finishes the
+    epoch after a stop.
+    """
+    one, other = ranks.saw("told")
+    by_name = {each.command: each for each in answers(ranks.folder / "told")}
+
+    assert one["commands"] == other["commands"]
+    assert one["weights"] == other["weights"]
+    refused = {"pause"} | ({"checkpoint", "validate"} if ranks.host == "ignite" else set())
+    assert {name for name, each in by_name.items() if each.outcome == "refused"} == refused
+    assert "trains on 2 ranks" in by_name["pause"].reason
+    assert [name for name, *_ in one["commands"]] == [
+        "note",
+        "set",
+        "checkpoint",
+        "validate",
+        "pause",
+        "stop",
+    ]
+    assert len({at for _, _, at in one["commands"][:4]}) == 1
+    assert [saw["stop_reason"] for saw in (one, other)] == ["enough", "enough"]
+    if ranks.host != "ignite":
+        assert Path(by_name["checkpoint"].result["path"]).exists()
 
 
 def test_an_error_of_one_rank_ends_both(ranks: Ranks) -> None:
@@ -162,6 +191,6 @@ def test_ranks_that_lightning_makes_of_one_program(strategy: str, tmp_path: Path
     ends = [(tmp_path / f"rank{rank}.txt").read_text().splitlines() for rank in range(2)]
     assert ends == [["3 rank 1 asked to stop: why", "0 completed"], ["3 why", "0 completed"]]
     names = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_file())
-    assert names == ["costs.json", "costs.rank1.json", "metrics.jsonl"]
+    assert names == ["costs.json", "costs.rank1.json", "heartbeat.json", "metrics.jsonl", "run.json"]
     handled = "" if strategy == "ddp_spawn" else "now0 now1 now2 task0 task1 task2 thread0 thread1 thread2"
     assert [(tmp_path / f"seen{rank}.txt").read_text() for rank in range(2)] == [handled] * 2

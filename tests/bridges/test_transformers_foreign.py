@@ -114,6 +114,15 @@ def test_calls_are_those_of_the_host(make_trainer: MakeTrainer, tmp_path: Path, 
     assert ours == theirs
 
 
+def test_iterations_of_several_batches_are_refused(make_trainer: MakeTrainer) -> None:
+    """A callback of another engine is called for each batch, and such an iteration has several."""
+    hooks = [Foreign(Notes([])), GradientCumulativeOptimizerHook(cumulative_iters=2)]
+    with pytest.raises(
+        ValueError, match=r'receives each batch, and unit="update" makes an .* of 2 batches: leave'
+    ):
+        make_trainer(unit="update", hooks=hooks)
+
+
 @pytest.mark.parametrize("patience", [1, 2])
 def test_early_stopping_stops(make_trainer: MakeTrainer, patience: int) -> None:
     """EarlyStoppingCallback ends the run when the metric of `save_best` did not get better `patience` times."""

@@ -53,6 +53,24 @@ def test_error_keeps_its_traceback_and_names_its_handler(bus: Bus, warm: int) ->
     assert "iter=4, epoch=1" in caught.value.__notes__[0]
 
 
+def stops_iterating(event: Event) -> None:
+    next(iter([]))
+
+
+def test_stop_iteration_names_its_handler(bus: Bus, warm: int) -> None:
+    """It would end the generator of a training loop; the error that comes instead says whose it was."""
+    reached: list[Event] = []
+    bus.subscribe(lambda event: None, AfterTrainIter)
+    emit(bus, AFTER, warm)
+    bus.subscribe(stops_iterating, AfterTrainIter)
+    bus.subscribe(reached.append, AfterTrainIter, priority=70)
+
+    with pytest.raises(RuntimeError, match=r"handler stops_iterating raised StopIteration: .*trainer\.stop"):
+        bus.emit(AFTER)
+
+    assert reached == [AFTER]
+
+
 def broken(event: Event) -> bool:
     raise KeyError("of the filter")
 

@@ -106,13 +106,26 @@ def test_what_is_no_event_is_refused(bus: Bus, event: Any, message: str) -> None
         (Yields(), "Yields.* is a generator function: its body would never run"),
         (YieldsLater(), "YieldsLater.* is a generator function: its body would never run"),
         (wants_trainer, r"must take only \(event\): the trainer is passed only to sync handlers"),
-        ("after_train_iter", "a handler must be callable, got 'after_train_iter'"),
     ],
 )
 def test_wrong_handler_is_refused(bus: Bus, fn: Any, message: str) -> None:
     """The signature is checked once, here, and never when the event comes."""
     with pytest.raises(TypeError, match=message):
         bus.subscribe(fn, "after_train_iter")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"queue": 8}, {"offload": "thread"}, {"loop": 1}, {"budget_us": 0}, {"every": 0}], ids=str
+)
+def test_a_handler_that_is_not_callable(bus: Bus, options: dict[str, Any]) -> None:
+    """Arguments in the wrong order are refused as that, whichever options there are."""
+    fn: Any = "after_train_iter"
+    event: Any = wants_trainer
+
+    with pytest.raises(TypeError, match="a handler must be callable, got 'after_train_iter'"):
+        bus.subscribe(fn, event, **options)
+    with pytest.raises(TypeError, match="a handler must be callable, got 'after_train_iter'"):
+        bus.on("after_val", **options)(fn)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +210,13 @@ def test_background_option_of_a_sync_handler_is_refused(bus: Bus, option: str, v
         bus.subscribe(sync, "after_train_iter", **options)
 
 
+@pytest.mark.parametrize(("fn", "offload"), [(later, None), (sync, "thread"), (sync, "process")])
+def test_priority_has_no_effect_in_the_background(bus: Bus, fn: Any, offload: Any) -> None:
+    """No order is kept among background subscribers, so that a priority is refused there."""
+    with pytest.raises(ValueError, match=r"runs in the background: priority=70 would have no effect"):
+        bus.subscribe(fn, "after_train_iter", priority=70, offload=offload)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -225,6 +245,8 @@ def test_other_mistakes_of_a_registration_are_refused(bus: Bus) -> None:
         bus.on()(sync)
     with pytest.raises(TypeError, match=r'write @bus.on\("after_train_iter"\), not @bus.on'):
         bare(sync)
+    with pytest.raises(TypeError, match=r'bus.on takes events, got .*sync: .* bus.subscribe\(function, "aft'):
+        bare("after_train_iter", sync)
     with pytest.raises(ValueError, match="unknown event 'nope'"):
         bus.subscribe(sync, "after_train_iter", "*", "nope")
     with pytest.raises(ValueError, match="sync is not subscribed to this bus"):

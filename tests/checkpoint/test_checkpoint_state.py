@@ -13,9 +13,9 @@ import torch
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
 from eventloop.checkpoint.weights import unwrap
-from eventloop.data.plain_values import plain
 from eventloop.data.rng import rng_state, set_rng_state
 from eventloop.hooks import Hook
+from eventloop.state.plain_values import plain
 from tests.support.trainers import MakeTrainer
 
 

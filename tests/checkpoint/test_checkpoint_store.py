@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import threading
@@ -309,6 +310,16 @@ def test_no_such_checkpoint(tmp_path: Path) -> None:
     save_checkpoint(NEW, tmp_path / "epoch_1")
     with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*/epoch_11: did you mean 'epoch_1'"):
         load_checkpoint(tmp_path / "epoch_11")
+
+
+@pytest.mark.parametrize("contents", [b"# a text\n", b"{}", b""])
+def test_another_file_is_no_checkpoint(tmp_path: Path, contents: bytes) -> None:
+    """The error says what was expected, and how the file begins."""
+    (tmp_path / "other").write_bytes(contents)
+
+    expected = f"other cannot be read .*expected a file that torch.save .*got one .* with {re.escape(repr(contents))}"
+    with pytest.raises(CheckpointError, match=expected):
+        load_checkpoint(tmp_path / "other")
 
 
 class Hostile:

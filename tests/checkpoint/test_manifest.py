@@ -189,7 +189,10 @@ def test_a_flipped_bit(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b'{"schema":2,"iter":"many"}', "has schema 2, this version of eventloop reads 1: update eventloop"),
+        (
+            b'{"schema":3,"iter":"many"}',
+            "has schema 3, this version of eventloop reads 1 and 2: update eventloop",
+        ),
         (b'{"schema":1,"iter":"many"}', r"manifest\.json is not a manifest: Expected `int`"),
         (
             b'{"schema":' + b"[" * 100_000 + b"]" * 100_000 + b"}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +89,26 @@ def test_a_sparse_tensor_is_saved(
     assert torch.equal(loaded["s"].to_dense(), torch.eye(4))
     assert torch.equal(loaded["w"], torch.ones(3))
     assert TensorEntry("state_dict.s", "float32", (4, 4)) in read_manifest(tmp_path / "a").tensors
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_copying_thread_frees_the_state(
+    make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Tensors that nothing but the state holds are freed by the thread that copies, also if that fails."""
+    late, saver, state, freed = Late(monkeypatch), make_saver(), a_state(1.0), list[str]()
+    weakref.finalize(state["state_dict"]["n"], lambda: freed.append(threading.current_thread().name))
+    watched = state["state_dict"]["w"]
+    written = saver.save(state, Job(tmp_path / "a"), later=lambda: {watched.data_ptr()})
+    assert late.entered.wait(DEADLINE)
+    del state
+    if fails:
+        watched.zero_()
+    before = [*freed]
+    late.go.set()
+
+    assert isinstance(written.exception(DEADLINE), ChangedWhileCopiedError) == fails
+    assert (before, freed) == ([], ["eventloop checkpoint copy"])
 
 
 # --- what is removed ---------------------------------------------------------------------------------------

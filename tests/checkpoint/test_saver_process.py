@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint, read_manifest
-from eventloop.checkpoint.commit import Outcome, Save
+from eventloop.checkpoint.commit import AnySave, Outcome
 from eventloop.checkpoint.manifest import Label
 from eventloop.checkpoint.saving import saver_client
 from eventloop.checkpoint.saving.group_writer import STARTS
@@ -47,7 +47,7 @@ def from_the_first_save_on(monkeypatch: pytest.MonkeyPatch) -> None:
     no_thread_while_it_starts(monkeypatch)
 
 
-def no_thread(saves: Sequence[Save], given_up: object, removals: object) -> list[Outcome]:
+def no_thread(saves: Sequence[AnySave], given_up: object, removals: object) -> list[Outcome]:
     """Fail every save that a thread would write in place of the process."""
     return [Outcome(error=AssertionError("the thread wrote"))] * len(saves)
 
@@ -287,7 +287,7 @@ def test_an_error_of_the_process_is_the_error_of_the_save(make_saver: Make, tmp_
 class FirstFails(SaverProcess):
     """A process whose first save of each group of several fails, as on a disk that was full for a moment."""
 
-    def commit(self, saves: Sequence[Save]) -> list[Outcome]:
+    def commit(self, saves: Sequence[AnySave]) -> list[Outcome]:
         """Let the process write all saves but the first."""
         if len(saves) == 1:
             return super().commit(saves)

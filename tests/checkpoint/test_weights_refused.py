@@ -49,6 +49,22 @@ def test_refusals_say_what_to_do(make_trainer: MakeTrainer, tmp_path: Path) -> N
     assert torch.equal(model.state_dict()["0.weight"], weights()["0.weight"])
 
 
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: {"model": model, "epoch": 3}])
+def test_a_whole_model_is_refused(
+    make_trainer: MakeTrainer, tmp_path: Path, wrap: Callable[[nn.Module], Any]
+) -> None:
+    """The error says what to save instead, without PyTorch's control codes and its advice to execute the file."""
+    torch.save(wrap(tiny_model()), tmp_path / "whole.pth")
+
+    with pytest.raises(
+        CheckpointError, match=r"objects of torch\.nn\.\S+,.* save model\.state_dict\(\) instead$"
+    ) as caught:
+        make_trainer().load_checkpoint(tmp_path / "whole.pth")
+
+    assert "\x1b" not in str(caught.value)
+    assert "weights_only" not in str(caught.value)
+
+
 def test_names_that_differ_are_logged(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

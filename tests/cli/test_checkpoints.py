@@ -53,7 +53,7 @@ def test_json_has_it_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best = next(each for each in told["checkpoints"] if each["best"])
     assert best == {
         "name": "best_acc_epoch_2", "bytes": (run / "best_acc_epoch_2" / PAYLOAD).stat().st_size,
-        "time": read_manifest(run / "best_acc_epoch_2").time, "epoch": 2, "iter": 6, "batch_idx": 0,
+        "time": read_manifest(run / "best_acc_epoch_2").time, "ranks": None, "epoch": 2, "iter": 6, "batch_idx": 0,
         "best": {"acc": 0.75}, "best_now": ["acc"], "best_kept": ["acc"], "newest": False, "abandoned": False, "foreign": False,
         "missing": [],
         "metrics": {"acc": 0.75}, "validated_at": 6,

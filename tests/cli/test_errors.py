@@ -96,6 +96,7 @@ def test_a_number_below_one_is_refused(
         ),
         (["plan", "train.py", "--lr", "--json", "--", "x"], "eventloop plan train.py -- --lr\n"),
         (["checkpoints", "runs", "--best"], "unrecognized arguments: --best\n"),
+        (["report", "run", "--jsno=1"], "unrecognized arguments: --jsno=1: did you mean '--json'?\n"),
     ],
 )
 def test_an_argument_that_is_unknown(
@@ -106,6 +107,21 @@ def test_an_argument_that_is_unknown(
         cli.main(given)
 
     assert capsys.readouterr().err.endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("reprot", "there is no command 'reprot': did you mean 'report'?\n"),
+        ("zzz", "there is no command 'zzz': known are checkpoints, demo, evaluate, init, plan, "),
+    ],
+)
+def test_a_command_that_does_not_exist(word: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the nearest command, or all of them."""
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([word, "run"])
+
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.representative(1)

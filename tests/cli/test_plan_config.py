@@ -123,7 +123,7 @@ BAD_PYTHON = [
     ("writers = [dict(type='EMAHook')]", "expected a writer, got EMAHook, which is a hook: it goes to hooks=[...]"),
     (HOOK.format("raise RuntimeError('no way')"), "config.py: RuntimeError: no way"),
     (HOOK.format("assert self is None"), "config.py: AssertionError"),
-    (HOOK.format("raise ValueError('two\\nlines')"), "config.py: two lines"),
+    (HOOK.format("raise ValueError('two\\nlines')"), "config.py: Mine: two lines"),
     (HOOK.format("raise SystemExit(3)"), "config.py ends the program or begins a run, so it is not a config"),
 ]  # fmt: skip
 YAML = pytest.mark.skipif(importlib.util.find_spec("yaml") is None, reason="needs PyYAML")

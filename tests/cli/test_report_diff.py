@@ -14,11 +14,12 @@ import torch.nn.functional as F
 
 from eventloop import Trainer
 from eventloop.costs.records import TrendPoint, write_costs
+from eventloop.description.record import Begin, RunRecord, write_record
 from eventloop.reporting.diff.comparing import compare
 from eventloop.reporting.diff.text import diff_lines
 from eventloop.reporting.report import load_report
 from eventloop.util.terminal import print_lines
-from tests.cli.reported_runs import TRAINED, costs, handler, make_run, phases, report, write_lines
+from tests.cli.reported_runs import TRAINED, costs, handler, make_run, phases, report, scalars, write_lines
 from tests.support.trainers import batches, tiny_model
 
 LONG = "AHookWithAVeryLongNameThatNoTerminalShows.after_train_iter"
@@ -84,6 +85,39 @@ def test_json_has_the_same(a: Path, b: Path, capsys: pytest.CaptureFixture[str])
     assert (found["fail_above"], found["failed"]) == (5.0, ["an iteration", "hooks"])
 
 
+def test_scores_follow_the_times(a: Path, b: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has the values of the last step of both, the mean of the pairs, and what is left out."""
+    losses = [scalars(step, loss=1 / step) for step in range(10, 101, 10)]
+    write_lines(a, *losses, scalars(50, "val", accuracy=0.5), scalars(100, "val", accuracy=0.9))
+    write_lines(
+        b,
+        *losses,
+        scalars(50, "val", accuracy="NaN"),
+        scalars(100, "val", accuracy=0.8),
+        scalars(150, "val", accuracy=0.9),
+    )
+
+    assert report(a, b, "--diff", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["scores"]["rows"]
+    assert report(a, b, "--diff") == 0
+    lines = capsys.readouterr().out.splitlines()
+
+    at = next(i for i, line in enumerate(lines) if line.startswith("score "))
+    assert re.split(r"  +", lines[at]) == ["score", "A", "B", "mean B - A", "95 % interval", "pairs"]
+    assert [re.split(r"  +", line) for line in lines[at + 2 : at + 4]] == [
+        ["val accuracy", "0.9", "0.8", "-0.1", "-", "1", "unknown"],
+        ["train loss", "0.01", "0.01", "+0", "-", "10", "equal"],
+    ]
+    assert lines[-2:] == [
+        "Steps of one run only, not compared: 1 of B (val accuracy).",
+        "NaN or infinite, left out: val accuracy of B (1, first at step 50).",
+    ]
+    assert [(row["name"], row["last_step"], row["verdict"]) for row in found] == [
+        ("accuracy", 100, "unknown"),
+        ("loss", 100, "equal"),
+    ]
+
+
 def test_an_output_without_these_characters(a: Path, b: Path) -> None:
     """They are replaced by as many others, so that the columns stay."""
     found = compare(load_report(a), load_report(b))
@@ -129,8 +163,9 @@ def test_noise_is_dimmed_on_a_terminal(
         assert report(a, b, "--diff") == 0
 
     lines = terminal.written.splitlines()
-    noise = [line for line in lines if "  noise" in line or " more handlers differ by noise" in line]
-    assert len(noise) == 6
+    quiet = "  noise", "  equal", " more handlers differ by noise"
+    noise = [line for line in lines if any(word in line for word in quiet)]
+    assert len(noise) == 9
     assert all(line.startswith("\x1b[2m") is line.endswith("\x1b[0m") is dim for line in noise)
     assert not any("\x1b" in line for line in lines if line not in noise)
 
@@ -273,6 +308,20 @@ def torn(run: Path) -> None:
     """A run whose record is cut short."""
     path = make_run(run) / "costs.json"
     path.write_bytes(path.read_bytes()[:-9])
+
+
+def test_runs_of_different_units_are_refused(a: Path, b: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An iteration is a batch in one of them, and several in the other."""
+    for run, unit in ((a, "batch"), (b, "update")):
+        begin = Begin(time=1e9, iter=0, host="node1")
+        write_record(run, RunRecord(
+            begins=[begin], model="Net", parameters=1, trainable=1, device="cpu", ranks=1, python="3.11",
+            torch="2.13", eventloop="0.1.0", config={}, options={"trainer": {"unit": unit}},
+        ))  # fmt: skip
+
+    assert report(a, b, "--diff") == 2
+
+    assert_one_line(capsys, "--diff compares iterations: expected runs of one unit, got 'batch' and 'update'")
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from eventloop.costs.records import Times, TrendPoint, write_costs
-from eventloop.reporting.charts import (
+from eventloop.reporting.facts import RUN_COLOURS
+from eventloop.reporting.page.charts import (
     BAD,
     BIN,
-    RUN_COLOURS,
     NamedRun,
     handler_charts,
     name_runs,
@@ -240,6 +240,11 @@ def test_step_times_are_a_histogram(run: Path, tmp_path: Path) -> None:
     assert sorted(lines) == pytest.approx([4e-3, 9e-3, 30e-3])
     labels = [each.text for each in chart.figure.layout.annotations]
     assert labels == ["fast", "p50 4.00 ms", "p90 9.00 ms", "p99 30.0 ms"]
+    lowest = min(each.y for each in chart.figure.layout.annotations[1:])
+    height = 16 / 150  # of a label, in that of a chart
+    assert chart.figure.layout.yaxis.range[1] * (lowest - height) > max(bins.y), (
+        "the labels are above all bars"
+    )
 
 
 def test_subscribers_have_bars(tmp_path: Path) -> None:
@@ -324,6 +329,21 @@ def test_standard_output(
     assert report(run, "--json", "--html", "./-") == 0
     assert json.loads(capfdbinary.readouterr().out)["run"] == str(run)
     assert (tmp_path / "-").is_file()
+
+
+def test_a_page_without_a_name(run: Path, other: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--html` alone writes report.html into the directory of the run, again and again; several runs need a name."""
+    assert report(run, "--html") == report(run, "--html") == 0
+    assert Page(run / "report.html").scripts
+    assert capsys.readouterr().err.startswith(f"eventloop: {run / 'report.html'} is written, ")
+
+    (run / "report.html").unlink()
+    assert report("--html", run) == 0  # the run is not the name of the page
+    assert (run / "report.html").exists()
+
+    assert report(run, other, "--html") == 2
+    assert "expected --html FILE, got 2 runs and no FILE" in capsys.readouterr().err
+    assert not (other / "report.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from eventloop.cli import main
 from eventloop.costs.records import RunCosts, TrendPoint, costs_path, write_costs
-from eventloop.reporting.html import as_page
+from eventloop.reporting.page.html import as_page
 from eventloop.reporting.report import load_report
 from eventloop.reporting.run_tables import RANKS, run_tables
 from tests.cli.reported_runs import costs, handler, make_run, phases, report

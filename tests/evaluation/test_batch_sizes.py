@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -13,7 +14,8 @@ import torch
 
 from eventloop import Trainer
 from eventloop.evaluation.batch_sizes import batch_size
-from tests.support.trainers import MakeTrainer
+from tests.support.interrupted import assert_same
+from tests.support.trainers import MakeTrainer, batches, tiny_model
 
 
 @pytest.mark.parametrize(
@@ -123,10 +125,61 @@ def test_val_step_says_the_size(
     assert caplog.records == []
 
 
+def test_tokens_as_weights(make_trainer: MakeTrainer) -> None:
+    """With the tokens of each batch as `num_samples`, the mean of masked batches is the mean over all tokens."""
+    values, mask = torch.arange(30.0).reshape(10, 3), torch.arange(30).reshape(10, 3) % 7 < 3
+
+    def val_step(trainer: Trainer, batch: Any) -> dict[str, Any]:
+        kept = batch[0][batch[1]]
+        return {"loss": kept.mean(), "num_samples": int(batch[1].sum())}
+
+    loader = list(zip(values.split(4), mask.split(4), strict=True))
+    got = make_trainer(val_loader=loader, val_step=val_step).val()
+
+    assert got["loss"] == pytest.approx(float(values[mask].mean()))
+    assert len({int(part.sum()) for _, part in loader}) > 1
+
+
+def test_a_sum_is_trained_on_and_a_value_per_sample_logged(make_trainer: MakeTrainer) -> None:
+    """A train step that returns both is trained as plain PyTorch trains on the sum, and both are metrics."""
+
+    def errors(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+    def train_step(trainer: Trainer, batch: Any) -> dict[str, Any]:
+        loss = errors(trainer.model, batch)
+        return {"loss": loss, "loss_per_sample": loss / len(batch[0])}
+
+    trainer = make_trainer(train_step=train_step, max_epochs=1, train_loader=batches(2))
+    torch.manual_seed(0)
+    trainer.train()
+
+    model = tiny_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    torch.manual_seed(0)
+    for batch in batches(2):
+        optimizer.zero_grad()
+        (loss := errors(model, batch)).backward()
+        optimizer.step()
+    assert_same(model.state_dict(), trainer.model.state_dict())
+    assert trainer.metrics.latest()["loss_per_sample"].value == pytest.approx(loss.item() / 4)
+
+
+def test_a_batch_of_no_samples_does_not_count(make_trainer: MakeTrainer) -> None:
+    """The mean over the tokens of a batch that is masked as a whole is NaN, and the metric is that of the others."""
+
+    def val_step(trainer: Trainer, batch: float) -> dict[str, Any]:
+        return {"loss": batch, "tensor": torch.tensor(batch), "num_samples": 0 if math.isnan(batch) else 2}
+
+    trainer = make_trainer(val_loader=[1.0, math.nan, 3.0], val_step=val_step)
+
+    assert trainer.val() == {"loss": 2.0, "tensor": 2.0}
+
+
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        (0, ValueError, "num_samples must be at least 1, got 0"),
+        (-1, ValueError, "num_samples must be at least 0, got -1"),
         (2.5, TypeError, "num_samples must be an int.* got 2.5"),
         (torch.ones(3), TypeError, "num_samples must be an int.* got tensor"),
         (torch.ones(1, device="meta"), TypeError, "num_samples must be an int.* on meta"),
@@ -136,7 +189,7 @@ def test_val_step_says_the_size(
 def test_a_size_that_is_none_is_refused(
     given: Any, error: type[Exception], message: str, make_trainer: MakeTrainer
 ) -> None:
-    """`num_samples` is an int of at least 1, known to the host."""
+    """`num_samples` is an int of at least 0, known to the host."""
     trainer = make_trainer(
         val_loader=[0], val_step=lambda trainer, batch: {"loss": 1.0, "num_samples": given}
     )

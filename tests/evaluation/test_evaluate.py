@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -132,14 +133,50 @@ def test_numbers_and_tensors_of_one_name() -> None:
 def test_what_is_no_number_is_logged_once(
     make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, value: Any
 ) -> None:
-    """It is logged by its name, in the first validation; lists and larger tensors are for handlers, and are not logged."""
-    outputs = {"a": 1.0, "b": value, "boxes": [1, 2], "scores": torch.ones(3), "empty": np.ones(0)}
+    """It is logged by its name, in the first validation; lists and tensors of more dimensions are for handlers."""
+    outputs = {"a": 1.0, "b": value, "boxes": [1, 2], "scores": torch.ones(3, 2), "empty": np.ones(0)}
     trainer = make_trainer(val_loader=unequal(), val_step=lambda trainer, batch: outputs)
 
     assert trainer.val() == trainer.val() == {"a": 1.0}
 
     (line,) = [line for line in caplog.messages if "becomes no metric" in line]
     assert f"val_step returned {value!r} as 'b'" in line
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ({"loss": torch.ones(4, 2)}, r"returned 'loss' of shape \(4, 2\).*take its mean\(\)"),
+        ({"right": torch.ones(4) > 0}, r"returned 'right' of shape \(4,\).*take its mean\(\)"),
+        ({"right": np.ones(4)}, r"returned 'right' of shape \(4,\).*take its mean\(\)"),
+        ({"preds": torch.ones(4, 2)}, "returned 'preds' without 'target'"),
+        ({"target": torch.ones(4)}, "returned 'target' without 'preds'"),
+    ],
+    ids=["loss", "accuracy", "array", "no target", "no predictions"],
+)
+def test_what_becomes_no_metric_is_logged_once(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, outputs: dict[str, Any], message: str
+) -> None:
+    """A value for each sample is not averaged, and predictions alone are not scored: one warning says so."""
+    trainer = make_trainer(val_loader=unequal(), val_step=lambda trainer, batch: outputs)
+
+    assert trainer.val() == trainer.val() == {}
+
+    (line,) = [line for line in caplog.messages if line.startswith("val_step returned")]
+    assert re.search(message, line)
+
+
+def test_loss_fn_that_returns_a_mapping(make_trainer: MakeTrainer) -> None:
+    """It is accepted in validation as in training: its loss and its other numbers are metrics."""
+
+    def loss_fn(preds: torch.Tensor, target: torch.Tensor) -> dict[str, Any]:
+        loss = F.cross_entropy(preds, target)
+        return {"loss": loss, "twice": 2 * loss.detach()}
+
+    plain = make_trainer(val_loader=unequal()).val()
+    metrics = make_trainer(val_loader=unequal(), loss_fn=loss_fn).val()
+
+    assert metrics == {**plain, "twice": pytest.approx(2 * plain["loss"])}
 
 
 TARGETS = [(torch.ones(4, 2), torch.ones(4, 3))]
@@ -204,6 +241,49 @@ def test_wrong_evaluators(
     """An object that cannot evaluate, or would overwrite another's result, is refused by the constructor."""
     with pytest.raises(error, match=message):
         make_trainer(evaluator=evaluator)
+
+
+class Matrix(CountRight):
+    """A metric object whose result is no single number, such as a confusion matrix."""
+
+    def compute(self) -> torch.Tensor:
+        return torch.zeros(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "message"),
+    [
+        (
+            lambda preds, target: preds.argmax(1) == target,
+            r"number, got a tensor of shape \(4,\): take its mean",
+        ),
+        (lambda preds, target: None, "number, got None"),
+        (lambda preds, target: "0.5", "number, got '0.5'"),
+        (lambda preds, target: {"b": [0.5, 0.5]}, r"number as 'b', got \[0.5, 0.5\]"),
+        (Matrix(), r"number, got a tensor of shape \(3, 3\): take its mean"),
+    ],
+    ids=["vector", "None", "text", "mapping", "matrix"],
+)
+def test_what_an_evaluator_returns_is_checked(
+    make_trainer: MakeTrainer, evaluator: Any, message: str
+) -> None:
+    """A result that is not one number is refused with the evaluator's name and what came."""
+    trainer = make_trainer(val_loader=unequal(), evaluator={"acc": evaluator})
+
+    with pytest.raises(TypeError, match=f"evaluator 'acc' must return a {message}"):
+        trainer.val()
+
+
+def test_error_within_an_evaluator_names_it(make_trainer: MakeTrainer) -> None:
+    """A torch error about shapes does not say which of several evaluators raised it."""
+    trainer = make_trainer(
+        val_loader=unequal(), evaluator={"a": accuracy, "b": lambda preds, target: preds - torch.ones(7)}
+    )
+
+    with pytest.raises(RuntimeError) as caught:
+        trainer.val()
+
+    assert "raised by evaluator 'b' on 'preds' and 'target'" in caught.value.__notes__
 
 
 TWO_SOURCES = "'loss' comes from val_step and from evaluator 'loss'"

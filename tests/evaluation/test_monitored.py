@@ -123,6 +123,23 @@ def test_accuracy_of_a_regression_is_found_before_the_first_iteration(make_train
     assert trainer.iter == 0
 
 
+ONE_HOT = [(torch.ones(3, 2), torch.eye(3))]
+
+
+@pytest.mark.parametrize(
+    ("sanity_val", "after"), [(1, 0), (None, 1)], ids=["sanity validation", "validation"]
+)
+def test_accuracy_of_one_hot_targets(make_trainer: MakeTrainer, sanity_val: int | None, after: int) -> None:
+    """F.cross_entropy takes them and they have no accuracy: the error names the remedy, as early as a batch is tried."""
+    options = {"train_loader": ONE_HOT, "val_loader": ONE_HOT, "sanity_val": sanity_val}
+    trainer = best(make_trainer, "accuracy", **options)
+
+    with pytest.raises(ValueError, match=r"'accuracy'.* targets must be class indices; else give evaluator="):
+        trainer.train()
+
+    assert trainer.iter == after
+
+
 class Counted:
     """A `val_step` that counts its batches."""
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+from eventloop import Trainer
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import LoggerHook
-from tests.support.trainers import MakeTrainer, batches, collect, record
+from tests.support.interrupted import assert_same
+from tests.support.trainers import MakeTrainer, batches, collect, record, shuffled
 
 
 def validated_at(make_trainer: MakeTrainer, **arguments: Any) -> list[int]:
@@ -51,6 +56,92 @@ def test_the_default_is_every_epoch(make_trainer: MakeTrainer) -> None:
 def test_the_default_is_every_thousand_iterations(make_trainer: MakeTrainer) -> None:
     """A run measured in iterations validates every 1000, and at its end."""
     assert validated_at(make_trainer, max_iters=5) == [5]
+
+
+@pytest.mark.parametrize("unit", ["max_epochs", "max_iters"])
+def test_a_validation_before_the_training(make_trainer: MakeTrainer, unit: str) -> None:
+    """`val_before_train=True` validates the model as it is, before the first epoch begins, and logs it at step 0; the
+    interval goes on as without it."""
+    trainer = make_trainer(
+        train_loader=batches(1), val_loader=batches(2), val_interval=1, val_begin=2, val_before_train=True,
+        default_hooks={"checkpoint": {"interval": 1, "save_best": "loss"}}, **{unit: 3},
+    )  # fmt: skip
+    inputs, target = (torch.cat(each) for each in zip(*batches(2), strict=True))
+    with torch.no_grad():
+        untrained = float(F.cross_entropy(trainer.model.eval()(inputs), target))
+    trainer.model.train()
+    rows = record(trainer)
+    with trainer.bus.capture(ScalarsLogged) as seen:
+        trainer.train()
+
+    names = [name for name, _, _ in rows]
+    assert names.index("after_val") < names.index("before_train_epoch")
+    logged = [event for event in seen if isinstance(event, ScalarsLogged) and event.mode == "val"]
+    assert [event.step for event in logged] == [0, 2, 3]
+    assert logged[0].scalars["loss"] == pytest.approx(untrained)
+
+
+@pytest.mark.parametrize("name", ["best_loss_epoch_0", "auto"])
+def test_a_resumed_run_does_not_repeat_the_one_before_the_training(
+    make_trainer: MakeTrainer, name: str
+) -> None:
+    """Neither the best checkpoint, which it may save itself, nor one within the first epoch begins with it again, and
+    the run ends as an uninterrupted one."""
+
+    def build() -> tuple[Trainer, list[Any]]:
+        torch.manual_seed(4)
+        trainer = make_trainer(
+            train_loader=shuffled(2), val_loader=shuffled(2), val_before_train=True,
+            default_hooks={"checkpoint": {"interval": 1, "save_best": "loss", "keep_best": -1}},
+        )  # fmt: skip
+        return trainer, collect(trainer, "after_val_epoch")
+
+    whole, expected = build()
+    whole.train()
+    weights = whole.model.state_dict()
+    if name == "auto":
+        shutil.rmtree(whole.work_dir)
+        cut, _ = build()
+        cut.bus.subscribe(lambda trainer, event: trainer.stop("enough"), "after_train_iter", once=True)
+        cut.train()
+    resumed, after = build()
+    resumed.resume(name)
+    resumed.train()
+
+    assert [event.iter for event in expected] == [0, 2, 4]
+    assert [event.metrics for event in after] == [event.metrics for event in expected[1:]]
+    assert_same(weights, resumed.model.state_dict())
+
+
+def test_a_loop_of_ones_own_validates_before_the_training(make_trainer: MakeTrainer) -> None:
+    """The validation comes when the loop asks for its first epoch."""
+    trainer = make_trainer(val_loader=batches(1), val_before_train=True, max_epochs=1)
+    seen = collect(trainer, "before_val", "before_train_iter")
+
+    for _ in trainer.epochs():
+        for inputs, target in trainer.batches(batches(1)):
+            trainer.outputs = {"loss": F.cross_entropy(trainer.model(inputs), target)}
+
+    assert [type(event).__name__ for event in seen] == ["BeforeVal", "BeforeTrainIter", "BeforeVal"]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (
+            {"val_before_train": True},
+            ValueError,
+            "val_before_train=True needs .* give the Trainer a val_loader",
+        ),
+        ({"val_before_train": 1}, TypeError, "val_before_train must be True or False, got 1"),
+    ],
+)
+def test_a_validation_before_the_training_that_cannot_be(
+    make_trainer: MakeTrainer, given: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """The error comes when the trainer is built."""
+    with pytest.raises(error, match=message):
+        make_trainer(**given)
 
 
 def letters(make_trainer: MakeTrainer, workflow: list[tuple[str, int]], **arguments: Any) -> str:

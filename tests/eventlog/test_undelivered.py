@@ -467,6 +467,17 @@ def test_an_error_in_keeping_them_ends_no_close(caplog: pytest.LogCaptureFixture
     assert "first: its undelivered events cannot be kept: OSError: disk full" in caplog.text
 
 
+def test_replay_names_what_was_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder is not the one that the command reads, so its error gives the path to replay."""
+    log = tmp_path / "undelivered_1" / "X.evl"
+    log.parent.mkdir()
+    log.touch()
+
+    assert main(["replay", str(tmp_path)]) == 2
+
+    assert f"The run before a resume left {log}: give this file, with --to" in capsys.readouterr().err
+
+
 def test_a_later_run_sets_the_rest_aside(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
     """Its writers continue the same files, so the former events get a folder of their own, and a warning says so."""
     trainer = make_trainer(default_hooks={"checkpoint": None})

@@ -62,6 +62,7 @@ def test_catalogue_holds_every_family() -> None:
     expected |= {"optimizer_step_skipped", "before_save_checkpoint", "checkpoint_saved", "checkpoint_failed"}
     expected |= {"after_load_checkpoint", "scalars_logged", "image_logged", "histogram_logged", "text_logged"}
     expected |= {"run_info", "stop_requested", "preemption_requested"}
+    expected |= {"command_applied", "command_refused", "checkpoint_evaluated", "rolled_back"}
     expected |= {
         "handler_failed",
         "events_dropped",

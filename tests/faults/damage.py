@@ -211,7 +211,7 @@ ON_PURPOSE: dict[str, tuple[Callable[[Damaged], object], str | None]] = {
         _bytes(MANIFEST, lambda b: b.replace(b'"manifest":', b'"manifest":' + b"[" * 100_000)),
         "is damaged: maximum recursion depth exceeded",
     ),
-    "a later schema": (_manifest(schema=2), "has schema 2, this version of eventloop reads 1: update eventloop"),
+    "a later schema": (_manifest(schema=3), "has schema 3, this version of eventloop reads 1 and 2: update eventloop"),
     "no schema": (lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.pop("schema")), None),
     "a field of another type": (_manifest(files=1), "is not a manifest: Expected `object`"),
     "a file that none can be": (

@@ -11,8 +11,9 @@ if __name__ == "__main__":
         file.write(f"{os.getpid()}\n")
     sys.path.insert(0, str(Path(__file__).parents[2]))
     if "EVENTLOOP_TESTS_KILL" in os.environ:
-        from tests.faults.shim import Kill, install
+        from tests.faults.shim import Kill, Slow, install
 
-        install(Kill(*json.loads(os.environ["EVENTLOOP_TESTS_KILL"])))
+        kill = Kill(*json.loads(os.environ["EVENTLOOP_TESTS_KILL"]))
+        install(Slow(kill, float(os.environ.get("EVENTLOOP_TESTS_SLOW", "0"))))
     sys.argv = [argument for argument in sys.argv[1:] if argument not in ("-I", "-S")]
     runpy.run_path(sys.argv[0], run_name="__main__")

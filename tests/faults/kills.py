@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,11 +99,11 @@ class Outcome(NamedTuple):
     errors: list[str]
 
 
-def make(trials: list[Trial]) -> Outcome:
+def make(trials: Sequence[msgspec.Struct], program: str = "tests.faults.trial") -> Outcome:
     """Make the trials in a process of their own."""
     arguments = [msgspec.json.encode(trial).decode() for trial in trials]
     home = {**os.environ, "PYTHONPATH": str(ROOT)}
-    made = forked.run(["-m", "tests.faults.trial", *arguments], cwd=ROOT, env=home, timeout=None)
+    made = forked.run(["-m", program, *arguments], cwd=ROOT, env=home, timeout=None)
     results = [json.loads(line) for line in made.stdout.splitlines()]
     errors = [result["error"] for result in results if result["error"]]
     if len(results) < len(trials):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +132,8 @@ class Kill:
     Args:
         parent: the number of the parent, if that is to be killed first.
         mark: a file that is made then.
+        file: a pattern; only calls for files or directories, or new names, that match it count.
+        spared: this process goes on, and its parent alone is killed.
     """
 
     name: str
@@ -136,14 +141,17 @@ class Kill:
     hit: int
     parent: int = 0
     mark: str = ""
+    file: str = "*"
+    spared: bool = False
     hits: Counter[str] = field(default_factory=Counter)
     lock: Any = field(default_factory=threading.Lock)
 
     def __call__(self, operation: Operation) -> Any:
         with self.lock:  # syncs come from several threads
-            self.hits[operation.name] += 1
-            due = operation.name == self.name and self.hits[operation.name] == self.hit
-        if due and self.when == "in":
+            counts = fnmatch((operation.target or operation.path).name, self.file)
+            self.hits[operation.name] += counts
+            due = counts and operation.name == self.name and self.hits[operation.name] == self.hit
+        if due and self.when == "in" and not self.spared:  # else it would be written once and a half
             operation.halve()
         if due and self.when != "after":
             self._die()
@@ -157,4 +165,24 @@ class Kill:
             Path(self.mark).touch()
         if self.parent > 1 and os.getppid() == self.parent:
             os.kill(self.parent, signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
+        if not self.spared:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass
+class Slow:
+    """Makes writes and syncs wait, as on a slow disk.
+
+    Args:
+        around: makes the operation afterwards.
+        seconds: the longest wait.
+    """
+
+    around: Around
+    seconds: float
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def __call__(self, operation: Operation) -> Any:
+        if operation.name in ("write", "sync"):
+            time.sleep(self.chance.random() * self.seconds)
+        return self.around(operation)

@@ -21,7 +21,8 @@ TRIED = (
 
 NO_CHECKPOINTS = {
     "util/append_file.py", "costs/records.py", "cli/output_file.py", "tracing/files.py", "writers/csv_table.py",
-    "writers/event_log_writer.py", "eventlog/undelivered.py",
+    "writers/event_log_writer.py", "eventlog/undelivered.py", "commands/client.py", "commands/inbox.py",
+    "commands/record.py", "sidecar/reports.py",
 }  # fmt: skip
 """What syncs or renames files of another kind."""
 

@@ -1,6 +1,6 @@
 """The long form of the fault tests.
 
-scripts/torture [--seed N] [kills] [operations] [crashes] [damage] [resumes] [signals] [mutants]
+scripts/torture [--seed N] [kills] [shards] [operations] [crashes] [damage] [resumes] [signals] [mutants]
 """
 
 from __future__ import annotations
@@ -13,29 +13,31 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from tests.faults import kills, precise, resumes
+from tests.faults import kills, precise, resumes, sharded_trial
 from tests.faults.crash_states import SCENARIOS, check_crash, crashes
 from tests.faults.damage import BY_CHANCE, FILES, HOSTILE, ON_PURPOSE, Damaged, flip, replace_payload
 from tests.faults.mutation import all_faults, survivors
 from tests.faults.operations import CASES, all_tries, check_training, check_try, training_tries
+from tests.faults.sharded_training import RANKS
 from tests.support.in_memory import directory_in_memory
 from tests.support.preempted import PLACES, Trials
 from tests.support.signals import receiving_signals
 from tests.support.trainers import build_trainer
 
-POINTS, MOMENTS, PROCESSES, FLIPS, DAMAGES, RESUMES, SIGNALS = 340, 110, 30, 520, 240, 50, 40
+POINTS, MOMENTS, PROCESSES, FLIPS, DAMAGES, RESUMES, SIGNALS, SHARDS = 340, 110, 30, 520, 240, 50, 40, 60
 BATCH = 20
 """Trials of a kill that one process makes."""
 
 LEAST = {
     "kills": {"kill at a point": 300, "kill at any moment": 100},
+    "shards": dict.fromkeys(RANKS, 40),
     "damage": {"flip": 500},
     "resumes": {"resume": 50},
     "signals": {"SIGTERM": 60, "PreciseBN": 12},
@@ -73,10 +75,21 @@ def try_kills(directory: Path, chance: random.Random) -> Iterator[Tried]:
         ("kill at any moment", kills.at_random(directory, chance, MOMENTS)),
         ("kill of the process that writes", kills.of_processes(directory, chance, PROCESSES)),
     ):
-        for start in range(0, len(trials), BATCH):
-            killed, errors = kills.make(trials[start : start + BATCH])
-            yield from (Tried(name, kinds=(name,)) for _ in range(killed - len(errors)))
-            yield from (Tried(name, error, (name,)) for error in errors)
+        yield from _in_batches(name, trials, kills.make)
+
+
+def try_shards(directory: Path, chance: random.Random) -> Iterator[Tried]:
+    """Every kill of a rank or of its saver is one; a trial that ended before its point is none."""
+    make = partial(kills.make, program="tests.faults.sharded_trial")
+    for kind in RANKS:
+        yield from _in_batches(kind, sharded_trial.choose(directory, kind, chance, SHARDS), make)
+
+
+def _in_batches(name: str, trials: Sequence[Any], make: Callable[..., kills.Outcome]) -> Iterator[Tried]:
+    for start in range(0, len(trials), BATCH):
+        killed, errors = make(trials[start : start + BATCH])
+        yield from (Tried(name, kinds=(name,)) for _ in range(killed - len(errors)))
+        yield from (Tried(name, error, (name,)) for error in errors)
 
 
 def try_operations(directory: Path, chance: random.Random) -> Iterator[Tried]:
@@ -147,7 +160,7 @@ def try_mutants(directory: Path, chance: random.Random) -> Iterator[Tried]:
 
 
 PARTS: dict[str, Callable[[Path, random.Random], Iterator[Tried]]] = {
-    "kills": try_kills, "operations": try_operations, "crashes": try_crashes, "damage": try_damage,
+    "kills": try_kills, "shards": try_shards, "operations": try_operations, "crashes": try_crashes, "damage": try_damage,
     "resumes": try_resumes, "signals": try_signals, "mutants": try_mutants,
 }  # fmt: skip
 

@@ -74,7 +74,9 @@ def rates(start: Any = 1.0) -> dict[str, Any]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the loop and of the hooks that measure; use binary fractions, their sums are exact."""
     clock = Clock()
-    set_clock(monkeypatch, clock, "step_clock", "iter_timer", "optimizer", "checkpoint", "commit")
+    set_clock(
+        monkeypatch, clock, "step_clock", "iter_timer", "optimizer", "update_batches", "checkpoint", "commit"
+    )
     return clock
 
 
@@ -199,11 +201,11 @@ def record_names() -> Callable[..., list[str]]:
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[..., list[str]]:
     """The names of the checkpoints and files in the work directory, hidden ones too, sorted by their numbers; the run's
-    records of its costs, and of its owner, are left out."""
+    records of its costs, its options and its owner are left out."""
 
     def listing(folder: str = "run") -> list[str]:
         names = {path.name for path in (tmp_path / folder).iterdir() if not path.name.startswith(".owner-")}
-        names -= {"costs.json", "traces"}
+        names -= {"costs.json", "heartbeat.json", "run.json", "traces"}
         return sorted(names, key=lambda name: (len(name), name))
 
     return listing

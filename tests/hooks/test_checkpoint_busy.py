@@ -63,9 +63,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Slow]]:
             for each in made:
                 each.go.set()
 
-    def finished(saves: Saves, trainer: Trainer) -> None:
+    def finished(saves: Saves, trainer: Trainer, *, failed: bool = False) -> None:
         let_go(saves)
-        finish(saves, trainer)
+        finish(saves, trainer, failed=failed)
 
     def made_room(saves: Saves, trainer: Trainer) -> None:
         let_go(saves)

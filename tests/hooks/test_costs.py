@@ -192,7 +192,7 @@ def test_each_rank_has_a_record(make_trainer: Make) -> None:
     assert (costs.rank, costs.world_size, costs.phases.iterations) == (1, 2, 4)
 
 
-@pytest.mark.parametrize(("seconds", "stalls"), [(0.01, 1), (0.0, 0)])
+@pytest.mark.parametrize(("seconds", "stalls"), [(0.03, 1), (0.0, 0)])
 def test_a_slow_loader_is_announced_once(make_trainer: Make, seconds: float, stalls: int) -> None:
     """While the run goes on, with the share of the wait in an iteration and what to do."""
     found: list[LoaderStall] = []

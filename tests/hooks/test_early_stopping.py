@@ -102,7 +102,7 @@ def test_rule_is_told_from_the_name(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reported", "message"), [({"vol_acc": 0.5}, "did you mean 'vol_acc'"), ({}, "it returned none")]
+    ("reported", "message"), [({"vol_acc": 0.5}, "did you mean 'vol_acc'"), ({}, "it returned no metrics")]
 )
 def test_missing_metric_is_an_error(run: Run, reported: dict[str, float], message: str) -> None:
     """The first validation that lacks it says which metrics there are."""

@@ -46,7 +46,7 @@ def train(hook, work_dir, loader=own, resume=None, **options):
     model.register_comm_hook(None, count)
     trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.mse_loss,
         train_loader=loader, max_epochs=1, hooks=[hook, *options.pop("hooks", ())], work_dir=work_dir,
-        default_hooks=options)
+        unit=options.pop("unit", "batch"), default_hooks=options)
     if resume:
         trainer.resume(resume)
     trainer.train()
@@ -57,6 +57,8 @@ Cumulative, none = GradientCumulativeOptimizerHook, {"checkpoint": None}
 said = {
     "tail": train(Cumulative(2), "tail", hooks=[CheckpointHook(1, by_epoch=False)]),
     "unsized": train(Cumulative(4), "unsized", Unsized(), **none),
+    "update": train(Cumulative(2), "update", unit="update", **none),
+    "unsized update": train(Cumulative(4), "unsized_update", Unsized(), unit="update", **none),
     "fp16": train(GradientCumulativeFp16OptimizerHook(2), "fp16", **none),
 }
 dist.barrier()  # rank 0 writes
@@ -85,7 +87,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_ranks(PROGRAM, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize(("run", "exchanged"), [("tail", 3), ("fp16", 3), ("resumed", 2)])
+@pytest.mark.parametrize(("run", "exchanged"), [("tail", 3), ("update", 3), ("fp16", 3), ("resumed", 2)])
 def test_gradients_are_exchanged_once_a_step(ranks: list[dict[str, Any]], run: str, exchanged: int) -> None:
     """The iterations between are under `no_sync`, from the forward pass on."""
     assert [said[run]["exchanged"] for said in ranks] == [exchanged] * 2
@@ -93,8 +95,22 @@ def test_gradients_are_exchanged_once_a_step(ranks: list[dict[str, Any]], run: s
 
 @pytest.mark.parametrize(
     ("run", "windows", "tolerance"),
-    [("tail", "2", 1e-6), ("fp16", "2", 1e-2), ("unsized", "4", 1e-6), ("resumed", "2", 1e-6)],
-    ids=["tail", "float16", "loader of unknown length", "resumed within a window"],
+    [
+        ("tail", "2", 1e-6),
+        ("fp16", "2", 1e-2),
+        ("unsized", "4", 1e-6),
+        ("resumed", "2", 1e-6),
+        ("update", "2", 1e-6),
+        ("unsized update", "4", 1e-6),
+    ],
+    ids=[
+        "tail",
+        "float16",
+        "loader of unknown length",
+        "resumed within a window",
+        "updates",
+        "updates of unknown length",
+    ],
 )
 def test_training_is_that_of_one_process(
     ranks: list[dict[str, Any]], run: str, windows: str, tolerance: float

@@ -289,6 +289,19 @@ def test_on_filters_one_method(bus: Bus, options: dict[str, Any], expected: list
     assert seen == expected
 
 
+@pytest.mark.parametrize(
+    ("method", "got"),
+    [(lambda trainer, event: None, "trainer, event"), (lambda event: None, "event")],
+    ids=["trainer", "event"],
+)
+def test_method_without_self_is_refused_where_it_is_defined(method: Any, got: str) -> None:
+    """Its first parameter would be the hook itself, and its second one the event."""
+    message = rf"MyHook.after_train_iter must take \(self, trainer, event\), got \({got}\): self is missing"
+    with pytest.raises(TypeError, match=message):
+        type("MyHook", (Hook,), {"after_train_iter": method})
+    type("MyHook", (Hook,), {"after_train_iter": staticmethod(lambda event: None)})
+
+
 def test_on_without_parentheses_is_refused() -> None:
     """Where it is written, with the line to write."""
     with pytest.raises(TypeError, match=r"expected @on\(priority=\.\.\.\), got @on above <function"):

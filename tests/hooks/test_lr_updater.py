@@ -369,12 +369,26 @@ class Endless:
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        (PolyLrUpdaterHook(by_epoch=False), "PolyLrUpdaterHook with by_epoch=False needs the number of iterations"),
-        (Halve(warmup="exp", warmup_iters=1, warmup_by_epoch=True), "Halve with warmup_by_epoch=True needs the number of iterations"),
+        (PolyLrUpdaterHook(by_epoch=False), "PolyLrUpdaterHook with by_epoch=False .* max_iters .* limit_batches"),
+        (Halve(warmup="exp", warmup_iters=1, warmup_by_epoch=True), "Halve with warmup_by_epoch=True .* warmup_iters .* limit_batches"),
     ],
     ids=["length of the run", "length of an epoch"],
 )  # fmt: skip
 def test_length_nobody_knows_is_refused(make_trainer: MakeTrainer, hook: Hook, message: str) -> None:
-    """When the trainer is built, with the way out."""
+    """The trainer is not built, and the error says what to change; each of these changes helps."""
     with pytest.raises(ValueError, match=message):
         make_trainer(hooks=[hook], train_loader=Endless(), max_epochs=2)
+
+    make_trainer(hooks=[hook], train_loader=Endless(), max_epochs=2, limit_batches=3)
+
+
+def test_advice_on_an_unknown_length_fits_the_setting(make_trainer: MakeTrainer) -> None:
+    """`max_iters` gives a policy the length of the run, and a warm-up in epochs no length of an epoch."""
+    in_epochs = Halve(by_epoch=False, warmup="exp", warmup_iters=1, warmup_by_epoch=True)
+    in_iterations = Halve(by_epoch=False, warmup="exp", warmup_iters=1)
+
+    with pytest.raises(ValueError, match="warmup_by_epoch=True needs") as refused:
+        make_trainer(hooks=[in_epochs], train_loader=Endless(), max_iters=2)
+    assert "max_iters" not in str(refused.value)
+    make_trainer(hooks=[in_iterations], train_loader=Endless(), max_iters=2)
+    make_trainer(hooks=[PolyLrUpdaterHook(by_epoch=False)], train_loader=Endless(), max_iters=2)

@@ -364,8 +364,9 @@ def test_hook_without_a_window_is_called_once_in_an_iteration(make_trainer: Call
         ({"type": "value"}, "grad_clip by value needs clip_value above 0"),
         ({"max_norm": 0}, "needs max_norm above 0"),
         ({"max_norm": float("nan")}, "needs max_norm above 0"),
-        ({"max_norm": True}, "needs max_norm above 0"),
-        ({"max_norm": "1"}, "needs max_norm above 0"),
+        ({"max_norm": True}, "grad_clip: max_norm must be a number, got True"),
+        ({"max_norm": "1.0"}, "grad_clip: max_norm must be a number, got '1.0'"),
+        ({"clip_value": "1.0"}, "grad_clip: clip_value must be a number, got '1.0'"),
     ],
 )
 def test_bad_grad_clip_is_refused(grad_clip: Any, message: str) -> None:

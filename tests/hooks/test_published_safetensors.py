@@ -83,7 +83,7 @@ def test_views_are_published_as_what_they_show(publish: Callable[..., Path]) -> 
 def test_the_same_weights_are_the_same_bytes(tmp_path: Path) -> None:
     """Though the library writes the metadata in another order each time, a file that is published again has its name."""
     said = {"iter": "1", "epoch": "2", "line\n": 'in "quotes"', "größe": "\x1f\x7f", "last": "\\"}
-    made = {encode({"w": torch.arange(3.0)}, {}, said) for _ in range(20)}
+    made = {b"".join(encode({"w": torch.arange(3.0)}, {}, said)) for _ in range(20)}
     (tmp_path / "w.safetensors").write_bytes(next(iter(made)))
 
     assert len(made) == 1
@@ -195,7 +195,7 @@ def test_a_model_that_cannot_be_published_is_refused(
     """When the Trainer is built, not once it is trained."""
     hook = CheckpointHook(published_keys="state_dict", published_format="safetensors")
     with pytest.raises(
-        ValueError, match=rf"the model's state_dict cannot be published as safetensors.*{message}"
+        ValueError, match=rf"the model's state_dict cannot be written as safetensors.*{message}"
     ):
         make_trainer(model=model, hooks=[hook])
 
@@ -211,7 +211,7 @@ def test_another_key_is_published(publish: Callable[..., Path]) -> None:
     ("part", "message"),
     [
         ({"layer": {"weight": torch.ones(2)}, "n": 3}, r"nothing nested: layer is a dict, n is a int; use published_format"),
-        ([torch.ones(2)], r"its mean, cannot be published as safetensors: it is a list"),
+        ([torch.ones(2)], r"its mean, cannot be written as safetensors: it is a list"),
     ],
 )  # fmt: skip
 def test_nested_keys_are_refused_by_name(make_trainer: Make, part: Any, message: str) -> None:
@@ -266,7 +266,7 @@ def test_a_full_disk_leaves_nothing_behind(make_trainer: Make, monkeypatch: pyte
         trainer.train()
 
     names = {path.name for path in trainer.work_dir.iterdir() if path.is_file()}
-    assert names == {"costs.json"}
+    assert names == {"costs.json", "heartbeat.json", "run.json"}
     assert load_checkpoint(trainer.work_dir / "epoch_1")["state_dict"]
 
 

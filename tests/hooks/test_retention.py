@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from eventloop.checkpoint.retention.best import BestMetrics
@@ -11,7 +13,7 @@ from eventloop.checkpoint.retention.retention import Replaced, Retention
 def kept(limit: int, *names: str) -> Retention:
     """Return a record with durable checkpoints."""
     record = Retention(BestMetrics(None), limit)
-    record.load(names, {}, {}, {}, None)
+    record.load({"kept": [*names], "bests": {}}, Path())
     return record
 
 

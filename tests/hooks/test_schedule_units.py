@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler as torch_lr
 
 from eventloop import Trainer
 from eventloop.hooks import ParamSchedulerHook
+from eventloop.optim.schedulers import ExponentialLR
 
 # SequentialLR of older releases of torch steps its parts in the way that torch itself warns of
 pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")
@@ -202,3 +203,83 @@ def test_what_is_right_is_not_logged(build: Build, caplog: pytest.LogCaptureFixt
     build(schedule, **options)
 
     assert not caplog.text
+
+
+# --- batches and updates -----------------------------------------------------------------------------------
+
+
+def warmed_up(optimizer: torch.optim.Optimizer, steps: int) -> torch_lr.SequentialLR:
+    """A warm-up of one step, and a cosine for the others."""
+    parts = [
+        torch_lr.LinearLR(optimizer, total_iters=1),
+        torch_lr.CosineAnnealingLR(optimizer, T_max=steps - 1),
+    ]
+    return torch_lr.SequentialLR(optimizer, parts, milestones=[1])
+
+
+def windows(steps: int) -> dict[str, tuple[Schedule, str]]:
+    """Schedules of this project and of PyTorch that end after a number of steps."""
+    return {
+        **of_length(steps),
+        "milestones": (lambda o: torch_lr.MultiStepLR(o, [2, steps]), f"last of milestones={steps}"),
+        "warm-up": (lambda o: warmed_up(o, steps), f"length of all parts={steps}"),
+        "window": (lambda o: ExponentialLR(o, gamma=0.9, end=steps, by_epoch=False), f"end={steps}"),
+    }
+
+
+@pytest.mark.parametrize(
+    "length", [{"max_epochs": EPOCHS, "batches": 6}, {"max_iters": 24}], ids=["epochs", "iters"]
+)
+@pytest.mark.parametrize("name", windows(8))
+def test_as_long_as_the_updates_and_stepped_by_batch(
+    build: Build, caplog: pytest.LogCaptureFixture, name: str, length: dict[str, int]
+) -> None:
+    """The construction logs the length, and both cures."""
+    schedule, argument = windows(8)[name]
+
+    build(schedule, default_hooks={"optimizer": {"cumulative_iters": 3}}, **length)
+
+    (said,) = caplog.messages
+    assert f"is stepped after each batch, and its {argument} is the number of updates of the run" in said
+    assert said.endswith('with Trainer(unit="update"), or give it the length in batches, 24')
+
+
+@pytest.mark.filterwarnings("ignore:ExponentialLR runs from iteration 0 to 24, and the run has 8")
+@pytest.mark.parametrize(
+    "length", [{"max_epochs": EPOCHS, "batches": 6}, {"max_iters": 8}], ids=["epochs", "iters"]
+)
+@pytest.mark.parametrize("name", windows(24))
+def test_as_long_as_the_batches_and_stepped_by_update(
+    build: Build, caplog: pytest.LogCaptureFixture, name: str, length: dict[str, int]
+) -> None:
+    """The construction logs the reverse, too."""
+    schedule, argument = windows(24)[name]
+
+    build(schedule, unit="update", default_hooks={"optimizer": {"cumulative_iters": 3}}, **length)
+
+    (said,) = caplog.messages
+    assert f"its {argument} is the number of batches of the run, 3 for an update" in said
+    assert said.endswith("give it the length in updates, 8")
+
+
+@pytest.mark.parametrize(
+    ("steps", "unit", "count"),
+    [
+        (24, "batch", 3),
+        (8, "update", 3),
+        (12, "batch", 3),
+        (6, "update", 3),
+        (24, "update", 1),
+        (8, "batch", 1),
+    ],
+)
+@pytest.mark.parametrize("name", windows(8))
+def test_nothing_is_said_of_batches_and_updates_otherwise(
+    build: Build, caplog: pytest.LogCaptureFixture, name: str, steps: int, unit: str, count: int
+) -> None:
+    """A schedule of the run's own length, of another one, or of a run whose updates have one batch is right."""
+    schedule = windows(steps)[name][0]
+
+    build(schedule, unit=unit, batches=6, default_hooks={"optimizer": {"cumulative_iters": count}})
+
+    assert caplog.messages == []

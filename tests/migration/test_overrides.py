@@ -28,6 +28,10 @@ from eventloop.events.base import known_events
         ("after_train_epoch", r"use after_train_epoch\(self, trainer, event\) of a Hook"),
         ("on_train_start", r"use before_train\(self, trainer, event\) of a Hook"),
         ("after_step", r"use after_step\(self, trainer, event\) of a Hook"),
+        ("before_epoch", r"use before_epoch\(self, trainer, event\) of a Hook"),
+        ("on_batch_end", r"use after_iter\(self, trainer, event\) of a Hook"),
+        ("training_epoch_end", r"use after_train_epoch\(self, trainer, event\) of a Hook"),
+        ("validation_epoch_end", "use evaluator=..."),
     ],
 )
 @pytest.mark.parametrize("base", [Trainer, DrivenTrainer])

@@ -35,6 +35,7 @@ REPLACEMENTS = [
         (lambda make: make().val(val_loader=[]), TypeError, "Trainer.val has no argument 'val_loader': it is an argument of Trainer"),
         (lambda make: make().test(max_epoch=3), TypeError, r"Trainer.test has no argument 'max_epoch': did you mean 'max_epochs'"),
         (lambda make: make().run(data_loaders=[]), TypeError, "Trainer.run has no argument 'data_loaders': use .* train_loader"),
+        (lambda make: make().resume("auto", strict=False), TypeError, r"^Trainer.resume has no argument 'strict': use trainer.load_checkpoint\(path, strict="),
         (lambda make: make(criterion=F.mse_loss), TypeError, r"Trainer has no argument 'criterion': use loss_fn="),
         (lambda make: make(loader=[]), TypeError, r"Trainer has no argument 'loader': use train_loader="),
         (lambda make: make(data=[]), TypeError, r"Trainer has no argument 'data': use train_loader=DataLoader\(data"),
@@ -157,14 +158,32 @@ def test_any_other_absent_name_is_pythons_error(package: str) -> None:
 
 
 def test_a_trainer_has_none_of_these_attributes(make_trainer: MakeTrainer) -> None:
-    """Neither for `hasattr` nor for a copy, and an attribute of that name can be set."""
+    """Neither for `hasattr` nor for a copy, and one that steers no run may be set."""
     trainer: Any = make_trainer()
 
     assert [name for name in ATTRIBUTES if hasattr(trainer, name) or hasattr(copy.copy(trainer), name)] == []
-    trainer.global_step = 3
-    assert trainer.global_step == 3
+    trainer.logger = "mine"
+    assert trainer.logger == "mine"
     with pytest.raises(AttributeError, match=r"^'Trainer' object has no attribute 'itre'"):
         trainer.itre  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("should_stop", r"trainer\.stop\(reason\)"),
+        ("stop_training", r"trainer\.stop\(reason\)"),
+        ("max_epoch", r"trainer\.max_epochs"),
+        ("global_step", r"trainer\.iter"),
+        ("lr", "the param_groups of trainer.optimizer"),
+    ],
+)
+def test_setting_an_attribute_of_another_trainer_is_refused(
+    make_trainer: MakeTrainer, name: str, meant: str
+) -> None:
+    """It would be a new attribute that nothing reads, so that the run would not stop."""
+    with pytest.raises(AttributeError, match=f"^Trainer has no attribute '{name}': use {meant}"):
+        setattr(make_trainer(), name, 1)
 
 
 def test_an_error_of_a_handler_is_not_hidden(make_trainer: MakeTrainer) -> None:

@@ -34,6 +34,19 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
+def test_another_model_set_later_is_refused(make_trainer: MakeTrainer) -> None:
+    """A run whose optimizer has no parameter of `trainer.model` does not begin."""
+    trainer = make_trainer()
+    trainer.model = tiny_model()
+
+    with pytest.raises(ValueError, match=r"optimizer has none of the model's 4 parameters"):
+        trainer.train()
+
+    assert trainer.iter == 0
+    trainer.optimizer = sgd(trainer.model)
+    trainer.train()
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"train_step": lambda trainer, batch: 0}, {"default_hooks": {"optimizer": OptimizerHook()}}],

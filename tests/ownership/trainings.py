@@ -154,11 +154,11 @@ def alive(run: Path, **options: Any) -> Iterator[Training]:
 
 
 def contents(directory: Path) -> dict[str, str]:
-    """Return the hash of every file in a directory, by its path; a run's sign of life changes none."""
+    """Return the hash of every file in a directory, by its path; what its heartbeat's thread writes is left out."""
     return {
         str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(directory.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name not in ("heartbeat.json", "run.json")
     }
 
 

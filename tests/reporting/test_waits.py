@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from eventloop.costs.records import FILE, Cause, Phases, Place, TrendPoint, WaitCost, read_costs, write_costs
 from eventloop.hooks import TraceHook
 from eventloop.reporting.advice import advice
-from eventloop.reporting.html import as_page
+from eventloop.reporting.page.html import as_page
 from eventloop.reporting.report import load_report
 from eventloop.reporting.run_tables import run_tables
 from tests.cli.reported_runs import costs, make_run, phases, report

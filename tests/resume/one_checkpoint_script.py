@@ -130,20 +130,20 @@ def renamed_before_rank_0_looks() -> dict[str, Any]:
 
 def replaced_while_read(path: str) -> dict[str, Any]:
     """Once rank 0 has read iter_3, a saver removes it, because iter_4 has become durable."""
-    trainer, read = make(seed=7), store.read_checkpoint
+    trainer, read = make(seed=7), store.read_small_part
 
-    def read_late(place: Any) -> Any:
+    def read_late(place: Any, **options: Any) -> Any:
         if HIDDEN.exists():
             HIDDEN.rename(RUN / "iter_4")
             shutil.rmtree(RUN / "iter_3")
-        return read(place)
+        return read(place, **options)
 
     if RANK:
-        setattr(choice, "read_checkpoint", read_late)  # noqa: B010  # it is store's
+        setattr(choice, "read_small_part", read_late)  # noqa: B010  # it is store's
     try:
         return outcome(trainer, lambda: trainer.resume(path))
     finally:
-        setattr(choice, "read_checkpoint", read)  # noqa: B010
+        setattr(choice, "read_small_part", read)  # noqa: B010
 
 
 def on_two_disks(change: Callable[[], object]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from eventloop.hooks import (
     Hook,
     LoggerHook,
     PreciseBN,
+    RollbackHook,
 )
 from tests.support.interrupted import assert_same, seed, state_of, stopped
 from tests.support.trainers import build_trainer, samples
@@ -119,6 +120,7 @@ def overriding(kind: type[Hook]) -> Any:
 
 KINDS = (
     EMAHook, EarlyStoppingHook, PreciseBN, CheckpointHook, LoggerHook, AmpOptimizerHook, GradientCumulativeOptimizerHook,
+    RollbackHook,
 )  # fmt: skip
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "amp": {"dtype": "bfloat16", "loss_scale": "dynamic", "cumulative_iters": 3},
@@ -147,7 +149,7 @@ def build(
     """Return a trainer with every stateful hook, and one part that refuses its state on request."""
     refuse = refuse or Refusal()
     kinds: list[Any] = [overriding(each) if own else each for each in KINDS]
-    ema, early, precise, checkpoint, logger, amp, gradients = kinds
+    ema, early, precise, checkpoint, logger, amp, gradients, rollback = kinds
     seed()
     layers = [nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3)]
     model = nn.Sequential(*layers, *([PickyModule(refuse)] if refusing == "module" else []))
@@ -167,7 +169,7 @@ def build(
     kind: Any = {"amp": amp, "gradients": gradients}[optimizer_hook]
     hooks: list[Any] = [
         ema(momentum=0.25), kind(**OPTIMIZERS[optimizer_hook]), early("loss", patience=9), precise(num_iter=2),
-        checkpoint(interval=2, by_epoch=False, save_best="loss", max_keep_ckpts=2),
+        checkpoint(interval=2, by_epoch=False, save_best="loss", max_keep_ckpts=2), rollback(),
     ]  # fmt: skip
     statistics: list[dict[str, Any]] = [
         {"data_src": "loss", "window_size": 3, "log_name": "last"},
@@ -268,7 +270,7 @@ def test_every_stateful_hook_is_among_them() -> None:
     """These tests cover all stateful hooks."""
     stateful = {
         kind
-        for kind in vars(eventloop.hooks).values()
+        for kind in (getattr(eventloop.hooks, name) for name in eventloop.hooks.__all__)
         if isinstance(kind, type) and issubclass(kind, Hook) and kind.state_dict is not Hook.state_dict
     }
 

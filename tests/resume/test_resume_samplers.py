@@ -107,6 +107,13 @@ class Placed(Ordered):
         self._next = state["yielded"]
 
 
+class AtOnce(Sampler[list[int]]):
+    """A batch sampler that draws its order when it is asked for an iterator, before a DataLoader draws a seed."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([part.tolist() for part in torch.randperm(COUNT).split(BATCH)])
+
+
 class Pool(Ordered):
     """A sampler that draws from torch's global generator during the pass."""
 
@@ -227,6 +234,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "a stream with a position": lambda: DataLoader(Passing(), BATCH),
     "a subclass": lambda: Sub(Numbered(), BATCH, shuffle=True),
     "a state": lambda: DataLoader(Numbered(), BATCH, sampler=Saving()),
+    "batches at once": lambda: DataLoader(Numbered(), batch_sampler=AtOnce()),
     "a place": lambda: DataLoader(Numbered(), BATCH, sampler=Placed()),
     **{f"generator {number}": partial(_with_own, make) for number, make in enumerate(OWN)},
     "workers": lambda: DataLoader(Numbered(), BATCH, sampler=OwnGenerator(OWN[0]()), num_workers=2),

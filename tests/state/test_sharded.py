@@ -107,7 +107,7 @@ def by_hand(windows):
 def refused(call):
     try:
         call()
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:
         dist.barrier()  # both ranks are here: none waits for the other in a collective
         return str(error)
     return "not refused"
@@ -118,7 +118,8 @@ said = {
     "plain": train(sharded(Net()), OptimizerHook(clip)),
     "by 4": train(sharded(Net()), Cumulative(4, clip)),
     "unsized": train(sharded(Net()), Cumulative(4, clip), loader=Unsized()),
-    "expected": {"plain": by_hand([1] * 12), "by 4": by_hand([4] * 3), "unsized": by_hand([4, 4, 3])},
+    "updates": train(sharded(Net()), Cumulative(4, clip), unit="update"),
+    "expected": {"updates": by_hand([4] * 3), "plain": by_hand([1] * 12), "by 4": by_hand([4] * 3), "unsized": by_hand([4, 4, 3])},
 }
 
 class Record(logging.Handler):
@@ -153,16 +154,10 @@ class Keeps(Hook):
     def load_state_dict(self, state):
         pass
 
-def wrapped_late():
-    model = Net()
-    trainer = build(model, default_hooks={})
-    fully_shard(model, mesh=mesh)
-    trainer.train()
-
 def averaged_late():
     model = Net()
     average = StochasticWeightAverage(model)
-    average.update_parameters(fully_shard(model, mesh=mesh))
+    average.update_parameters(FullyShardedDataParallel(model, device_id=torch.device("cpu")))
 
 def fsdp1():
     return FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
@@ -191,19 +186,19 @@ if rank == 0:
 dist.barrier()
 plain = lambda *hooks, **options: build(Net(), [*hooks], **options)
 said["refused"] = {
-    "checkpoint": refused(lambda: build(model, default_hooks={})),
-    "checkpoint, sharded later": refused(wrapped_late),
     "checkpoint of FSDP1": refused(lambda: build(fsdp1(), default_hooks={})),
-    "average": refused(lambda: build(model, [EMAHook()])),
     "average of FSDP1": refused(lambda: build(fsdp1(), [EMAHook()])),
     "clipping of FSDP1": refused(lambda: build(fsdp1(), [OptimizerHook(clip)])),
     "loss scale of FSDP1": refused(lambda: build(fsdp1(), [AmpOptimizerHook("dynamic", "float16")])),
     "clipping of a ShardedTensor": refused(lambda: build(old_shards(), [OptimizerHook(clip)])),
     "checkpoint of a ShardedTensor": refused(lambda: build(old_shards(), default_hooks={})),
-    "average by hand, sharded later": refused(averaged_late),
+    "average of a ShardedTensor": refused(lambda: build(old_shards(), [EMAHook()])),
+    "average by hand of a ShardedTensor": refused(lambda: StochasticWeightAverage(old_shards())),
+    "average by hand, later of FSDP1": refused(averaged_late),
     "state of a hook": refused(plain(Keeps(), CheckpointHook(1, by_epoch=False), default_hooks={}).train),
     "saved by hand": refused(lambda: save_checkpoint(state, folder / "own")),
-    "loaded": refused(lambda: build(model).load_checkpoint(whole_file)),
+    "loaded into FSDP1": refused(lambda: build(fsdp1()).load_checkpoint(whole_file)),
+    "loaded into a ShardedTensor": refused(lambda: build(old_shards()).load_checkpoint(whole_file)),
     "scalar": refused(lambda: storage.put_scalar("was plain", weight.norm())),
     "scalars": refused(lambda: storage.put_scalars({"several": weight.sum()})),
     "histogram": refused(lambda: storage.put_histogram("weights", weight)),
@@ -216,6 +211,7 @@ said["refused"] = {
     "buffers": refused(build(with_bn(), [SyncBuffersHook()]).train),
     "batch norm": refused(lambda: update_bn_stats(with_bn().train(), [torch.ones(4, 2)], None)),
 }
+said["short update"] = refused(build(sharded(Net()), [Cumulative(4)], loader=Short(), unit="update").train)
 said["files"] = sorted(path.name for path in folder.glob("**/state.pth"))
 
 torch.manual_seed(0)
@@ -227,19 +223,19 @@ dist.destroy_process_group()
 """
 
 REFUSED = {
-    "checkpoint": ("CheckpointHook", "'one.weight'", "default_hooks=dict(checkpoint=None)"),
-    "checkpoint, sharded later": ("CheckpointHook", "'one.weight'", "default_hooks=dict(checkpoint=None)"),
     "checkpoint of FSDP1": ("CheckpointHook", "''", "default_hooks=dict(checkpoint=None)", "fully_shard"),
     "checkpoint of a ShardedTensor": ("CheckpointHook", "'table'", "default_hooks=dict(checkpoint=None)"),
-    "average": ("EMAHook", "'one.weight'"),
     "average of FSDP1": ("EMAHook", "''", "fully_shard"),
     "clipping of FSDP1": ("grad_clip by norm", "''", "fully_shard"),
     "loss scale of FSDP1": ("the loss scale", "''", "fully_shard"),
     "clipping of a ShardedTensor": ("grad_clip by norm", "'table'", "(4, 2)", "fully_shard"),
-    "average by hand, sharded later": ("StochasticWeightAverage", "'one.weight'"),
-    "state of a hook": ("['Keeps']['list'][0]", "(4, 2)", "default_hooks=dict(checkpoint=None)"),
+    "average of a ShardedTensor": ("EMAHook", "'table'", "(4, 2)", "fully_shard"),
+    "average by hand of a ShardedTensor": ("StochasticWeightAverage", "'table'", "fully_shard"),
+    "average by hand, later of FSDP1": ("StochasticWeightAverage", "''", "FullyShardedDataParallel"),
+    "state of a hook": ("['Keeps']['list'][0]", "(4, 2)", "full_tensor()"),
     "saved by hand": ("state_dict.one.weight", "(4, 2)"),
-    "loaded": ("whole.pth", "'one.weight'", "fully_shard"),
+    "loaded into FSDP1": ("whole.pth", "''", "fully_shard"),
+    "loaded into a ShardedTensor": ("whole.pth", "'table'", "(4, 2)", "fully_shard"),
     "scalar": ("'was plain'", "NormPartial"),
     "scalars": ("'several'", "Partial"),
     "histogram": ("'weights'", "(4, 2)", "Shard(dim=0)"),
@@ -279,7 +275,7 @@ def test_numbers_of_a_host(ranks: list[dict[str, Any]]) -> None:
     assert [said["numbers of a host"] for said in ranks] == [["loss", "lr"]] * 2
 
 
-@pytest.mark.parametrize("run", ["plain", "by 4", "unsized"])
+@pytest.mark.parametrize("run", ["plain", "by 4", "unsized", "updates"])
 def test_training_is_that_of_one_process(ranks: list[dict[str, Any]], run: str) -> None:
     """Weights and gradient norms equal those of the whole model, with and without accumulation, also if the
     last window is shorter than expected."""
@@ -298,6 +294,7 @@ def test_gradients_are_reduced_once_a_window(ranks: list[dict[str, Any]]) -> Non
     ]
 
     assert counts == [(24, 6, 22)] * 2
+    assert [said["updates"]["reduced"] for said in ranks] == [6, 6]
 
 
 @pytest.mark.parametrize("run", ["short", "longer"])
@@ -310,6 +307,16 @@ def test_gradients_that_are_not_reduced_wait(ranks: list[dict[str, Any]], run: s
         assert "FSDP2 keeps them" in line
         for ours, theirs in zip(said[run]["weights"], said["expected"][run]["weights"], strict=True):
             assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+
+
+def test_update_that_a_loader_cuts_short_is_refused(ranks: list[dict[str, Any]]) -> None:
+    """Its gradients are not reduced, and an update does not wait for batches of another epoch."""
+    for said in ranks:
+        assert (
+            "expected 12 batches, the length of the train loader, got 11: FSDP2 reduces"
+            in said["short update"]
+        )
+        assert "give a loader whose length is right, or none" in said["short update"]
 
 
 def test_unreached_parameters_are_named(ranks: list[dict[str, Any]]) -> None:

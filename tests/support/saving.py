@@ -169,9 +169,9 @@ class Latest:
             self._requested[rest].set()
             join(rest)
 
-        def finished(saves: Saves, trainer: Trainer) -> None:
+        def finished(saves: Saves, trainer: Trainer, *, failed: bool = False) -> None:
             self.let_go()
-            finish(saves, trainer)
+            finish(saves, trainer, failed=failed)
 
         nothing_is_small(monkeypatch)
         monkeypatch.setattr(Rest, "__init__", begun)

@@ -7,7 +7,7 @@ RANKS = {"DDP": 2, "FSDP2": 2, "HSDP": 4, "TP": 2, "FSDP+TP": 4}
 SHARES = {"DDP": 2, "FSDP2": 2, "HSDP": 4, "TP": 1, "FSDP+TP": 2}
 """The number of ranks with different data."""
 
-PROGRAM = """
+SETUP = """
 import json, logging, sys
 from pathlib import Path
 import torch, torch.distributed as dist, torch.nn.functional as F
@@ -37,12 +37,12 @@ class Net(nn.Module):
     def forward(self, x):
         return self.head(self.norm(self.two(self.one(x).relu())))
 
-def divided():
-    model = Net()
+def divided(make=Net, two="two"):
+    model = make()
     if KIND == "DDP":
         return DistributedDataParallel(model)
     if "TP" in KIND:
-        parallelize_module(model, mesh["tp"], {"one": ColwiseParallel(), "two": RowwiseParallel()})
+        parallelize_module(model, mesh["tp"], {"one": ColwiseParallel(), two: RowwiseParallel()})
     if "SDP" in KIND:
         over = mesh if KIND == "HSDP" else mesh["dp"]
         for part in (model.one, model.two):
@@ -68,7 +68,12 @@ def whole(model):
     model = getattr(model, "module", model)
     return torch.cat([(p.full_tensor() if isinstance(p, DTensor) else p).detach().flatten()
         for p in model.parameters()]).tolist()
+"""
+"""Preceded by assignments of KIND, RANKS and SHARES; its arguments are those of `tests.ranks.run_ranks`."""
 
+PROGRAM = (
+    SETUP
+    + """
 def by_hand(*, clip=None, window=1, dtype=None, scale=None, skip=None):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
@@ -182,8 +187,6 @@ said["found"] = [trainer.data_ranks, build(divided(), train_loader=[(x, y)]).dat
     build(divided(), data_ranks=1).data_ranks]
 said["refused"] = {
     "data_ranks": refused(lambda: build(divided(), data_ranks=3)),
-    "checkpoint": refused(lambda: build(divided(), default_hooks={})),
-    "average": refused(lambda: build(divided(), EMAHook())),
 }
 if KIND == "TP":
     from eventloop.optim.clipping import GradClip
@@ -200,4 +203,5 @@ if KIND == "TP":
 print(json.dumps(said))
 dist.destroy_process_group()
 """
-"""Preceded by assignments of KIND, RANKS and SHARES; its arguments are those of `tests.ranks.run_ranks`."""
+)
+"""The trainings, evaluations and refusals of `test_meshes`, after `SETUP`."""

@@ -92,6 +92,21 @@ def test_phases_are_those_between_the_marks(on_device: Callable[..., Trainer], d
     assert device.read_on == {"eventloop background"}
 
 
+def test_phases_of_an_iteration_of_several_batches(on_device: Callable[..., Trainer], device: Device) -> None:
+    """Forward and backward are summed over its batches, and the step begins after the last backward."""
+    device.done.set()
+    hooks = {"optimizer": {"cumulative_iters": 2}, "checkpoint": None}
+    trainer = on_device(max_iters=5, train_loader=batches(10), unit="update", default_hooks=hooks)
+
+    trainer.train()
+
+    found = trainer.costs().device
+    assert found is not None
+    assert found.iterations == 2
+    for phase in (found.forward, found.backward, found.optimizer):
+        assert phase == pytest.approx(2 * 0.002)
+
+
 def test_a_device_that_lags_holds_nobody(on_device: Callable[..., Trainer], device: Device) -> None:
     """Training goes on while nothing was passed yet; the times come when it is."""
     trainer = on_device(max_iters=20, train_loader=batches(20))

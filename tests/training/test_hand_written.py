@@ -227,6 +227,27 @@ def test_backward_and_step_by_hand(make_trainer: MakeTrainer) -> None:
     assert counted == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("unit", [{"max_epochs": 3}, {"max_iters": 9}], ids=str)
+def test_two_passes_in_an_epoch(make_trainer: MakeTrainer, unit: dict[str, int]) -> None:
+    """Each call of `batches` is an epoch, and none comes after the last one; iterations end where they should."""
+    trainer, loader = make_trainer(**unit), batches(3)
+
+    def train() -> None:
+        for _ in trainer.epochs():
+            for _ in range(2):
+                for inputs, target in trainer.batches(loader):
+                    trainer.outputs = {"loss": F.cross_entropy(trainer.model(inputs), target)}
+
+    if "max_iters" in unit:
+        train()
+    else:
+        with pytest.raises(
+            RuntimeError, match=r"trainer\.batches is an epoch: expected at most max_epochs=3 .* one more"
+        ):
+            train()
+    assert trainer.iter == 9
+
+
 def test_loops_that_do_not_nest(make_trainer: MakeTrainer) -> None:
     """`batches` without `epochs` around it would emit half a run, and `epochs` without `batches` would never end."""
     trainer = make_trainer()

@@ -98,17 +98,6 @@ def test_prediction_without_indices(ranks: list[dict[str, Any]], kind: str) -> N
             assert ours == pytest.approx(theirs, abs=1e-6)
 
 
-def test_what_does_not_work_is_refused(ranks: list[dict[str, Any]], kind: str) -> None:
-    """Checkpoints and averages of DTensors, with the name of the first one; DDP has none."""
-    for said in ranks:
-        for what, hook in (("checkpoint", "CheckpointHook"), ("average", "EMAHook")):
-            error = said["refused"][what]
-            if kind == "DDP":
-                assert error == "not refused"
-            else:
-                assert error.startswith(f"{hook}: 'one.weight' of the model is sharded over ranks")
-
-
 def test_sums_are_made_before_values_are_clipped(ranks: list[dict[str, Any]], kind: str) -> None:
     """A gradient that is still to be summed over ranks is clipped as the sum."""
     if kind == "TP":

@@ -37,7 +37,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of all that measures phases."""
     clock = Clock()
-    set_clock(monkeypatch, clock, "step_clock", "optimizer")
+    set_clock(monkeypatch, clock, "step_clock", "optimizer", "update_batches", "position")
     return clock
 
 
@@ -89,6 +89,22 @@ def test_each_phase_is_booked_where_it_belongs(make_trainer: MakeTrainer, clock:
     assert trainer.clock.phases == Phases(
         iterations=3, data=3 * DATA, forward=3 * FORWARD, backward=3 * BACKWARD, hooks=3 * (2 * HOOK + INNER)
     )
+
+
+def test_phases_of_an_iteration_of_several_batches(make_trainer: MakeTrainer, clock: Clock) -> None:
+    """Those of its batches are summed, and handlers after each backward are hooks' time."""
+    options = timed(clock, unit="update", default_hooks={"optimizer": {"cumulative_iters": 2}})
+    trainer = make_trainer(**options)
+    options["optimizer"].register_step_post_hook(lambda *args: clock.pass_by(1.0))
+    trainer.bus.subscribe(lambda event: clock.pass_by(HOOK), "before_train_iter", "after_train_iter")
+    trainer.bus.subscribe(lambda event: clock.pass_by(INNER), "after_backward")
+
+    trainer.train()
+
+    assert trainer.clock.phases == Phases(
+        iterations=2, data=3 * DATA, forward=3 * FORWARD, backward=3 * BACKWARD, optimizer=2.0,
+        hooks=2 * 2 * HOOK + 3 * INNER,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

@@ -127,10 +127,12 @@ def test_only_rank_0_writes(ranks: Ranks, folder: Path) -> None:
     records = [
         "costs.json",
         "costs.rank1.json",
+        "heartbeat.json",
         "iterations_0-3.json",
         "iterations_0-3.rank1.json",
         *["manifest.json"] * 2,
         "metrics.jsonl",
+        "run.json",
         *["state.pth"] * 2,
         "tfevents",
     ]

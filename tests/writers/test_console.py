@@ -12,12 +12,15 @@ from typing import Any, TextIO
 
 import pytest
 
+from eventloop.eventlog.notices import notice
 from eventloop.events import (
     AfterLoadCheckpoint,
     AfterRun,
     BeforeRun,
     CheckpointFailed,
     CheckpointSaved,
+    CommandApplied,
+    CommandRefused,
     Event,
     EventsDropped,
     HandlerFailed,
@@ -28,7 +31,6 @@ from eventloop.events import (
     TextLogged,
 )
 from eventloop.writers import ConsoleWriter
-from eventloop.writers.lines import notice
 from tests.writers.conftest import Account, Attach, emit, val, write
 
 
@@ -101,6 +103,19 @@ def test_a_line_of_validation(console: Console) -> None:
     lines = console.lines(ScalarsLogged(mode="val", step=360, epoch=2, max_epochs=10, scalars=scalars))
 
     assert lines == ["Epoch(val)  [2]  accuracy: 0.9800      loss: 0.0700      time: 0.0100"]
+
+
+def test_commands_to_the_run_are_lines(console: Console) -> None:
+    """A command has a line with its arguments and its sender, a refused one with the reason."""
+    lines = console.lines(
+        CommandApplied(iter=9, command="set", arguments={"lr": 0.1}, source="anna@login1"),
+        CommandRefused(iter=10, command="set", reason="lr must be at least 0"),
+    )
+
+    assert lines == [
+        "Command applied: set lr=0.1 (from anna@login1)",
+        "Command refused: set: lr must be at least 0",
+    ]
 
 
 def test_time_left_comes_from_smoothed_times(console: Console) -> None:
@@ -328,6 +343,11 @@ def test_names_without_end_take_no_places_without_end(console: Console) -> None:
 def test_other_events_are_a_line_each(console: Console, event: Event, line: str) -> None:
     """Events besides iterations are said in words."""
     assert console.lines(event) == [line]
+
+
+def test_a_failure_that_is_in_the_log_is_no_line(console: Console) -> None:
+    """A failure that its subscriber has named in the log itself is not named a second time."""
+    assert console.lines(HandlerFailed(handler="J", error="OSError: x", logged=True)) == []
 
 
 def test_an_event_without_words_of_its_own_is_named() -> None:

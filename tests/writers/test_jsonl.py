@@ -13,6 +13,8 @@ from eventloop.events import (
     AfterRun,
     AfterValEpoch,
     CheckpointSaved,
+    CommandApplied,
+    CommandRefused,
     Event,
     ImageLogged,
     RunInfo,
@@ -64,6 +66,19 @@ class FolderMade(Event):
     """An event of the user's own."""
 
     folder: Path
+
+
+def test_commands_to_the_run_are_lines(attach: Attach, path: Path) -> None:
+    """Applied and refused commands are written without being asked for, with what `eventloop watch` shows of them."""
+    write(
+        attach(JSONLWriter()),
+        CommandApplied(iter=9, command="set", arguments={"lr": 0.1}, source="anna@login1"),
+        CommandRefused(iter=10, command="set", arguments={"lr": -1}, reason="lr must be at least 0"),
+    )
+
+    applied, refused = rows(path)
+    assert (applied["event"], applied["iter"], applied["arguments"]) == ("command_applied", 9, {"lr": 0.1})
+    assert (refused["event"], refused["reason"]) == ("command_refused", "lr must be at least 0")
 
 
 def test_other_events_keep_their_tag(attach: Attach, path: Path) -> None:

@@ -244,7 +244,11 @@ def test_parameters_facts_and_files_are_in_the_run(
 
     write(
         attach(make(tmp_path, params=params, tags={"team": "a"}, checkpoints=True)),
-        RunInfo(info={"model": "Net"}),
+        RunInfo(
+            info={"model": "Net"},
+            config={"p1": "of the program", "size": 3},
+            options={"optimizer": {"lr": 0.1}},
+        ),
         ImageLogged(step=3, name="sample", data=image.tobytes(), shape=image.shape),
         TextLogged(step=3, name="note", text="hello"),
         CheckpointSaved(path=str(checkpoint), iter=3),
@@ -252,7 +256,8 @@ def test_parameters_facts_and_files_are_in_the_run(
     )
 
     run = the_run(tmp_path)
-    assert run.data.params == {key: str(value) for key, value in params.items()}
+    settings = {"size": 3, "optimizer.lr": 0.1}  # the writer's own p1 counts
+    assert run.data.params == {key: str(value) for key, value in (params | settings).items()}
     assert run.data.tags["team"] == "a"
     assert run.data.tags["eventloop.model"] == "Net"
     paths = {

@@ -69,14 +69,17 @@ def test_stages_are_spans_and_health_is_in_the_logs(attach: Attach, collector: C
 
 
 def test_the_facts_of_the_run_are_attributes_without_the_plan(attach: Attach, collector: Collector) -> None:
-    """A query finds runs by a fact of `run_info`; the table of the handlers is not sent."""
+    """A query finds runs by a fact or a setting of `run_info`; the table of the handlers is not sent."""
     info = {"model": "Net", "seed": "7", "plan": "a long table"}
 
-    write(attach(make(collector)), BeforeRun(), RunInfo(info=info), AfterRun())
+    settings = RunInfo(info=info, config={"size": 3}, options={"optimizer": {"lr": 0.1}})
+    write(attach(make(collector)), BeforeRun(), settings, AfterRun())
 
     (run,) = collector.spans()
     facts = {item.key: item.value.string_value for item in run.attributes}
     assert {key: text for key, text in facts.items() if key.startswith("eventloop.")} == {
+        "eventloop.config.size": "3",
+        "eventloop.optimizer.lr": "0.1",
         "eventloop.model": "Net",
         "eventloop.seed": "7",
     }

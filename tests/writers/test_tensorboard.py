@@ -65,12 +65,17 @@ def test_texts_are_found(attach: Attach, folder: Path) -> None:
 
 
 def test_run_info_is_a_table(attach: Attach, folder: Path) -> None:
-    """Cells with bars and line breaks stay in their cell."""
-    write(attach(TensorBoardWriter()), RunInfo(info={"model": "ResNet", "plan": "a|b\nc"}))
+    """Cells with bars and line breaks stay in their cell; the settings of the program and of the trainer follow."""
+    info = RunInfo(
+        info={"model": "ResNet", "plan": "a|b\nc"},
+        config={"data": {"size": 3}},
+        options={"optimizer": {"lr": 0.1}},
+    )
+    write(attach(TensorBoardWriter()), info)
 
     (text,) = tensorboard(folder).Tensors("run_info")
     assert text.tensor_proto.string_val[0].decode() == (
-        "|key|value|\n|---|---|\n|model|ResNet|\n|plan|a\\|b<br>c|"
+        "|key|value|\n|---|---|\n|model|ResNet|\n|plan|a\\|b<br>c|\n|config.data.size|3|\n|optimizer.lr|0.1|"
     )
 
 

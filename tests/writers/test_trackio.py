@@ -87,7 +87,7 @@ def test_histograms_texts_and_settings_are_written(attach: Attach, folder: Path)
     values = np.array([1.0, 2.0, np.nan], np.float32)
     write(
         attach(make(config={"lr": 0.1, "data": folder})),
-        RunInfo(info={"model": "Net"}),
+        RunInfo(info={"model": "Net"}, config={"lr": 0.2, "size": 3}, options={"optimizer": {"lr": 0.1}}),
         HistogramLogged(step=1, name="grads", data=values.tobytes(), shape=values.shape),
         TextLogged(step=1, name="note", text="hello"),
         AfterRun(),
@@ -101,7 +101,8 @@ def test_histograms_texts_and_settings_are_written(attach: Attach, folder: Path)
     db.close()
     assert msgspec.json.decode(config)["lr"] == 0.1
     assert msgspec.json.decode(config)["data"] == str(folder)
-    assert msgspec.json.decode(config)["eventloop"] == {"model": "Net"}
+    assert msgspec.json.decode(config)["size"] == 3
+    assert msgspec.json.decode(config)["eventloop"] == {"model": "Net", "optimizer": {"lr": 0.1}}
 
 
 @pytest.mark.slow

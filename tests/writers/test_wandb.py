@@ -151,7 +151,7 @@ def test_media_settings_and_the_best_value_are_in_the_run(
     values = np.array([1.0, 2.0, math.nan], np.float32)
     write(
         attach(make(config={"lr": 0.1, "data": tmp_path}, best={"val/acc": "max"}, checkpoints=True)),
-        RunInfo(info={"model": "Net"}),
+        RunInfo(info={"model": "Net"}, config={"lr": 0.2, "size": 3}, options={"optimizer": {"lr": 0.1}}),
         *(val(step, acc=acc) for step, acc in ((1, 0.5), (2, 0.75), (3, 0.25))),
         ImageLogged(step=3, name="sample", data=image.tobytes(), shape=image.shape),
         HistogramLogged(step=3, name="grads", data=values.tobytes(), shape=values.shape),
@@ -169,7 +169,8 @@ def test_media_settings_and_the_best_value_are_in_the_run(
     assert summary["best/val/acc_step"] == "2"
     items = (item for r in records for item in (*r.run.config.update, *r.config.update))
     config = {item.key: item.value_json for item in items}
-    assert {"lr", "eventloop"} <= config.keys()
+    assert (config["lr"], config["size"]) == ("0.1", "3")  # the writer's own lr counts
+    assert json.loads(config["eventloop"]) == {"model": "Net", "optimizer": {"lr": 0.1}}
     assert config["data"] == f'"{tmp_path}"'
     (artifact,) = [record.artifact for record in records if record.WhichOneof("record_type") == "artifact"]
     assert [entry.path for entry in artifact.manifest.contents] == ["weights.pth"]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from eventloop.events import Event, EventsDropped
 from eventloop.events.encoding_errors import BadEvent, bad_events
-from eventloop.util.text import UnavailableError, error_text
+from eventloop.util.text import StoppedError, UnavailableError, error_text
 from eventloop.util.waiting import Latch
 
 logger = logging.getLogger("eventloop")
@@ -56,6 +56,7 @@ class Account:
         self.last_error = ""
         # whether the line about an `UnavailableError`, which disabled it, has named all losses so far
         self.losses_logged = False
+        self._logged_itself = 0  # failed events that the subscriber has logged itself
         self._logged_fields: set[tuple[str, str]] = set()  # event and field of each logged encoding error
         self._losses_reported = 0, 0  # dropped and failed
         self.drops_reported = 0  # of the dropped events
@@ -65,6 +66,11 @@ class Account:
     def done(self) -> bool:
         """Return whether the subscriber accepts no more events."""
         return bool(self.ended_by) or self.closed.is_set()
+
+    @property
+    def losses_named(self) -> bool:
+        """Return whether the log has named all losses so far."""
+        return self.losses_logged or (self.failed == self._logged_itself and not self.dropped)
 
     @property
     def handled(self) -> int:
@@ -94,7 +100,9 @@ class Account:
             error: what the calls raised. If it names events that cannot be encoded, only these have failed.
         """
         with self.lock:
-            failed = 0 if error is None else len(bad_events(error, events)) or events
+            bad = [] if error is None else bad_events(error, events)
+            failed = 0 if error is None else len(bad) or events
+            self._logged_itself += sum(each.reported for each in bad)
             self.calls += calls
             self.seconds += seconds
             self.in_flight -= events
@@ -119,6 +127,7 @@ class Account:
         self.calls, self.seconds, self.peak = counts.calls, counts.seconds, counts.peak
         self.delivered, self.failed = counts.delivered, counts.failed
         self.dropped = counts.dropped + counts.queued
+        self._logged_itself = former._logged_itself
         self.dropped_at_end, self.last_error = former.dropped_at_end, former.last_error
         self.drops_reported, self._losses_reported = self.dropped, (self.dropped, self.failed)
 
@@ -146,6 +155,9 @@ class Account:
         """Log a failed delivery if it disables the subscriber, or is its 1st, 2nd, 4th, 8th, ... failure."""
         failures = self.failed
         if not (disable or failures & (failures - 1) == 0):
+            return
+        if isinstance(error, StoppedError):
+            logger.warning("%s, which counts as failed", error)
             return
         what = "and is disabled" if disable else f"({failures} failures so far)"
         if not isinstance(error, UnavailableError):

@@ -1,8 +1,8 @@
 """Queue the events of one background subscriber: incoming events, the bounded queue, and the spill file.
 
 `emit` appends an event to `incoming` and returns. The subscriber's own thread or task moves events from there
-into `buffer`, whose capacity the user chose. While a delivery keeps it busy, the keeper
-(`eventloop.background.background`) moves them.
+into `buffer`, whose capacity the user chose. While a delivery keeps that thread busy, the keeper moves them:
+the thread of a bus that supervises the queues of all subscribers, in `eventloop.background.background`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Inbox:
         self.capacity = options.capacity
         self.caught_up = True  # whether `incoming` was empty since the keeper looked
         self.last_popped: list[Queued] = []
-        self.popped_at = 0.0  # when the last events were taken out
+        self.popped_at = float("-inf")  # when the last events were taken out
         self._timed, self._overflow, self._linger = options.timed, options.overflow, options.linger
         self._fail = fail
         self._has_posts = False  # whether deferred events were ever posted to it
@@ -164,26 +164,27 @@ class Inbox:
     def drop_each(self, event_types: Iterable[type[Event]]) -> None:
         """Count one event of each type that the subscriber wants as dropped before it reached the queue.
 
-        So are deferred events counted that were never created, because their number is unknown.
+        Deferred events that were never created are counted like this, because their number is unknown.
         """
         with self.account.lock:
             for event_type in event_types:
                 if event_type in self.routes:
                     self.account.drop(event_type, new=True)
 
-    # --- moving into the queue (the subscriber's own thread or task, or the keeper) -------------------------
+    # --- moving into the queue (any thread, mostly the subscriber's own thread or task, or the keeper) ------
 
     def move(self, *, own: bool) -> None:
         """Move events from `incoming` into the queue, up to the first deferred event that is not created yet.
 
         Args:
-            own: whether the caller is the thread that delivers next; it leaves events that would be spilled.
+            own: whether the caller is the thread that delivers next. It leaves in `incoming` what would be
+                spilled, because the delivery makes room for it.
         """
         if self.wake_filter is not None:
             self.wake_filter()
             return
         while self.incoming:
-            with self.moving:  # released now and then, as the subscriber's thread may wait for it
+            with self.moving:  # released now and then, because the subscriber's thread may wait for the lock
                 for _ in range(MOVED_AT_ONCE):
                     with self.account.lock:
                         event = self._move_until_full(own=own)
@@ -206,7 +207,11 @@ class Inbox:
         return None
 
     def store(self, item: Queued) -> None:
-        """Put an event into the queue, or without its time into the spill file if the queue is full."""
+        """Put an event into the queue; if the queue is full, apply the overflow policy.
+
+        With "spill" the event goes to the spill file, without its time, or is dropped if the file takes no
+        more. `_append` applies the other policies.
+        """
         if not (self.spills and self._full()):
             with self.account.lock:
                 self._append(item)
@@ -230,7 +235,11 @@ class Inbox:
         return len(self.buffer) >= self.capacity or self.spill.count > 0
 
     def _append(self, item: Queued) -> None:
-        """Put an event into the queue, or apply the overflow policy other than "spill"."""
+        """Put an event into the queue; if that is full, apply "drop_oldest", "drop_newest" or "latest".
+
+        `store` and `_move_until_full` apply "spill". With "block" the emitting thread has waited for room,
+        or may not wait, and then the queue exceeds its capacity.
+        """
         if self.account.done or (self._overflow == "drop_newest" and self._full()):
             self.account.drop(_type_of(item))
             return
@@ -250,7 +259,8 @@ class Inbox:
         with account.lock:
             others_move = self.wake_filter is not None or self.moving.locked()
             older = self.buffer or self.spill.count or account.ended_by
-            if self.spills and not (others_move or older):  # it has caught up: the order is kept
+            # without older events elsewhere, those of `incoming` come next, so the order is kept
+            if self.spills and not (others_move or older):
                 return self._started(self._pop_incoming(most))
         self._refill()
         with account.lock:

@@ -367,7 +367,8 @@ class Subscriber:
         if bad := bad_events(error, len(item) if isinstance(item, list) else 1):
             # not the subscriber's fault, so it continues, even with on_error="disable"
             if new := self.account.log_unencodable(bad):
-                self.report(Unencodable(new, len(new)), item, elapsed)
+                kind = type(error) if isinstance(error, Unencodable) else Unencodable
+                self.report(kind(new, len(new)), item, elapsed)
             return
         disable = self.options.on_error == "disable"
         self.account.log_failure(error, disable=disable)

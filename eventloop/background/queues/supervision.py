@@ -22,12 +22,16 @@ BURST = 262_144
 
 
 def supervise(subscriber: Subscriber, now: float) -> bool:
-    """Give up a subscriber that hangs, keep its queue bounded, and wake it; return whether it dropped events.
+    """Give up a subscriber that hangs or whose thread has ended; else bound its queue, and wake it.
 
-    It hangs if a delivery, `on_flush`, `on_close` or `when=` exceeds `stall_timeout`. One whose thread or
-    loop has ended is given up as well. Events beyond the capacity go to the spill file only if the
-    subscriber is in a long delivery, has not caught up for a second, or has very many events waiting. A file
-    costs more than the memory of a short burst.
+    A subscriber hangs if a delivery, `on_flush`, `on_close` or `when=` exceeds its `stall_timeout`. A
+    coroutine function has an event loop in place of a thread, and is given up when that loop is closed.
+    Events beyond the capacity go to the spill file only if the subscriber is in a long delivery, has not
+    caught up for a second, or has very many events waiting, because a file costs more than the memory of a
+    short burst.
+
+    Returns:
+        Whether the subscriber has dropped events that no `events_dropped` has reported yet.
     """
     account, inbox, runner = subscriber.account, subscriber.inbox, subscriber.runner
     if subscriber.filter is not None:
@@ -76,7 +80,7 @@ def _end_without_thread(subscriber: Subscriber) -> None:
     """
     name = f"eventloop {subscriber.name}"
     last = threading.Thread(target=subscriber.break_off, args=(None,), name=name, daemon=True)
-    subscriber.runner.thread = last  # not the keeper, because `on_close` may hang
+    subscriber.runner.thread = last  # not the keeper: `break_off` calls `on_close`, which may hang
     last.start()
 
 
@@ -107,9 +111,9 @@ def _end_stalled(subscriber: Subscriber, now: float) -> None:
     with account.lock:
         callback = runner.callback
         if runner.began != began or not (account.in_flight or callback):
-            return  # it ended, or another thread saw the same stall
+            return  # the call has ended, or another thread has counted this stall
         item = runner.current()
-        others = account.end_run()  # of a run of single events, the first is under way
+        others = account.end_run()  # of single events (no batch) only the first is in a call, and fails
         failed = others if runner.most else min(1, others)
         account.failed += failed
         account.dropped += max(0, others - failed)
@@ -119,7 +123,7 @@ def _end_stalled(subscriber: Subscriber, now: float) -> None:
     _report_stall(subscriber, f"spent more than stall_timeout={limit:g} s {where}", item, now - began)
     subscriber.give_up("stalled")
     if callback:
-        account.ended_by = "stalled"  # even if it had failed or was cancelled before
+        account.ended_by = "stalled"  # even if the subscriber had failed or was cancelled before
 
 
 def _report_stall(subscriber: Subscriber, what: str, item: Delivery | None, elapsed: float) -> None:

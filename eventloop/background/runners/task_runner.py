@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from eventloop.background.queues import awaited
@@ -13,7 +13,7 @@ from eventloop.background.queues.runner import Delivery, Runner
 from eventloop.background.queues.subscriber import Subscriber
 from eventloop.background.runners.thread_runner import HOLD_SECONDS
 from eventloop.events.deferred import Timed
-from eventloop.util.text import error_text
+from eventloop.util.text import StoppedError, error_text
 
 logger = logging.getLogger("eventloop")
 
@@ -166,6 +166,7 @@ class TaskRunner(Runner):
             while (item := subscriber.next_delivery()) is not None:
                 await self._deliver(item)
                 if perf_counter() - held > HOLD_SECONDS:  # perhaps of a coroutine that awaits nothing
+                    _yield_interpreter()
                     await asyncio.sleep(0)
                     held = perf_counter()
             subscriber.flush_if_due()
@@ -183,7 +184,7 @@ class TaskRunner(Runner):
             if self._torn_out(error):
                 if not (ended := self.account.ended_by):
                     raise
-                failure = TimeoutError(f"subscriber {subscriber.name} was {ended} during a delivery")
+                failure = StoppedError(f"subscriber {subscriber.name} was {ended} during a delivery")
             else:  # a SystemExit in a subscriber is its own affair: let through, it would end the whole loop
                 failure = error
         finally:
@@ -245,3 +246,13 @@ def _current_task() -> asyncio.Task[Any] | None:
     with suppress(RuntimeError):  # no loop runs
         return asyncio.current_task()
     return None
+
+
+def _yield_interpreter() -> None:
+    """Let another thread that waits for the interpreter's lock run.
+
+    The event loop releases the lock only while it polls its sockets, which is too short for a thread to wake
+    up in; and each release restarts the 5 ms after which a waiting thread may demand it. A thread that
+    waited beside a busy coroutine got it only by chance, after seconds in a trial.
+    """
+    sleep(0.0)

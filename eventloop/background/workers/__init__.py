@@ -1,6 +1,6 @@
 """Run a subscriber in its own worker process.
 
-Start with `subscriber`, the training process's side. `worker` is the program of the worker process, and
+Start with `process_runner`, the training process's side. `worker` is the program of the worker process, and
 `protocol` defines their messages. `importable` packs the handler; `in_flight` and `restarts` handle a
 worker's death. May import what `eventloop.background` may.
 """

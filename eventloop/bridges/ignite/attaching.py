@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, cast
 from weakref import ref
@@ -27,6 +27,7 @@ require("ignite", "pytorch-ignite", "0.4.13", extra="ignite")
 
 from ignite.engine import Engine, Events  # after the check, which names the extra
 
+from eventloop.bridges.ignite.commands import steer
 from eventloop.bridges.ignite.evaluations import MODES, EvaluatorHandlers, apart, outputs_of
 from eventloop.bridges.ignite.handler_costs import measuring
 
@@ -198,7 +199,8 @@ class Bridge:
     ) -> None:
         self.ride = ride
         self._engine, self._model, self._optimizer = ref(engine), model, optimizer
-        self._evaluators: list[ref[Engine]] = []
+        self._evaluators: list[tuple[str, ref[Engine]]] = []
+        ride.steer = partial(steer, evaluators=self._evaluators)
         # the handlers of STARTED are measured before there is a trainer
         self._at_start = ForeignCalls(lambda phase, seconds: None)
         self._names = RowNames()
@@ -320,7 +322,7 @@ class Bridge:
             others = [event for event in engine._event_handlers if event is not Events.STARTED]
             measured = measuring(engine, calls, self._names, trains=True, events=others)
             self._during.enter_context(measured)
-            for evaluator in filter(None, [each() for each in self._evaluators]):
+            for evaluator in filter(None, [each() for _, each in self._evaluators]):
                 self._during.enter_context(measuring(evaluator, calls, self._names))
 
     def _within(self, engine: Engine, iteration: int) -> bool:
@@ -360,7 +362,7 @@ class Bridge:
 
     def add_evaluator(self, mode: str, evaluator: Engine) -> None:
         """Emit the events of an evaluator's runs for "val" and "test"; log its metrics for other modes."""
-        self._evaluators.append(ref(evaluator))
+        self._evaluators.append((mode, ref(evaluator)))
         EvaluatorHandlers(evaluator, mode, cast(Engine, self._engine()), self.ride)
         if self.ride.measure and self._rides():
             self._during.enter_context(measuring(evaluator, self._trainer.foreign_calls, self._names))

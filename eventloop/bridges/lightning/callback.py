@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
 from eventloop.bridges.host_numbers import read_numbers
+from eventloop.bridges.lightning.commands import steer
 from eventloop.bridges.lightning.costs import HostCosts, followed_by, replaced
 from eventloop.bridges.lightning.directory import directory_of
 from eventloop.bridges.lightning.loaders import loader_names
@@ -90,7 +91,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
 
     def _begin(self, bus: Bus | None) -> None:
         copied = {*vars(self)}
-        self._ride = Ride("Lightning", NEVER, bus, **self._options)
+        self._ride = Ride("Lightning", NEVER, bus, steer=steer, **self._options)
         self._costs = HostCosts()
         self._installed, self._during, self._watching = ExitStack(), ExitStack(), ExitStack()
         self._watches_steps = False
@@ -272,13 +273,15 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         driven.end_epoch()
 
     def _logging(self, log_metrics: Any) -> Any:
-        """Wrap Lightning's `log_metrics` to emit the numbers as well, without waiting for the device."""
+        """Wrap Lightning's `log_metrics` to emit a training's numbers too, without waiting for the device.
+
+        `after_val_epoch` contains those of an evaluation. Numbers of its single batches have no step here.
+        """
 
         def logging(metrics: Mapping[str, Any], step: int | None = None) -> Any:
             driven = self._driven
-            at_end = driven.mode != "train" and step is None  # `after_val_epoch` contains these numbers
-            if metrics and not at_end and not driven.native.sanity_checking:
-                driven.log(metrics, mode=driven.mode)
+            if metrics and driven.mode == "train" and not driven.native.sanity_checking:
+                driven.log(metrics)
             return log_metrics(metrics, step)
 
         return logging
@@ -348,13 +351,13 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         """Copy or pickle the callback with its options, in the state before its first run.
 
         Raises:
-            TypeError: the bus has handlers, which the copy would lack.
+            TypeError: the bus has handlers, or the program has added commands, which the copy would lack.
         """
-        if not self._own_bus or (self._ride.trainer is None and self.bus.stats()):
+        given = self._ride.given_name()
+        if not self._own_bus or self._ride.commands or (self._ride.trainer is None and given):
             raise TypeError(
-                "an EventLoopCallback is copied, or sent to another process, without the handlers of its "
-                f"bus, and {self.bus.stats()[0].name if self.bus.stats() else 'this bus'} was given to it: "
-                "make handlers methods of a Hook, and pass hooks=[...]"
+                "an EventLoopCallback is copied, or sent to a process, without the handlers of its bus, and "
+                f"{given or 'this bus'} was given to it: let a Hook in hooks=[...] handle and add commands"
             )
         state = {name: value for name, value in vars(self).items() if name not in self._not_copied}
         return _restored, (_public(type(self)),), state

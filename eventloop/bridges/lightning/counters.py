@@ -110,19 +110,19 @@ class Counters:
 def validates_next(trainer: Any) -> bool:
     """Return whether a validation follows the epoch that is ending."""
     due = trainer.by_epoch and not trainer.asked_to_stop
-    return bool(due and "val" in trainer._schedule.after(trainer.epoch + 1, trainer.max_epochs))
+    return bool(due and "val" in trainer.schedule.after(trainer.epoch + 1, trainer.max_epochs))
 
 
 def validates_every_epoch(trainer: Any) -> bool:
     """Return whether all epochs have a validation, or none has."""
     if not trainer.by_epoch or trainer.val_loader is None:
         return True
-    return all("val" in trainer._schedule.after(n + 1, trainer.max_epochs) for n in range(trainer.max_epochs))
+    return all("val" in trainer.schedule.after(n + 1, trainer.max_epochs) for n in range(trainer.max_epochs))
 
 
 def resumes_evaluation(trainer: Any) -> bool:
     """Return whether the run begins with a validation that was due when its checkpoint was saved."""
     if not trainer.by_epoch or not trainer.epoch or trainer.batch_idx:
         return False
-    due = trainer._schedule.after(trainer.epoch, trainer.max_epochs)
+    due = trainer.schedule.after(trainer.epoch, trainer.max_epochs)
     return "val" in due[trainer.position.evaluated :]

@@ -14,8 +14,8 @@ from eventloop.bridges.lightning.counters import Counters, resumes_evaluation, v
 from eventloop.bridges.lightning.methods import METHODS, Method, defines
 from eventloop.bridges.lightning.objects import make_module, make_trainer
 from eventloop.checkpoint.weights import OWN, unwrap
-from eventloop.data.plain_values import plain
 from eventloop.events import COMPLETED, AfterTrainEpoch, BeforeTrain
+from eventloop.state.plain_values import plain
 
 AFTER_OTHERS = 51
 """The priority of a callback's `on_train_epoch_end`, so that all `on_validation_end` precede it."""

@@ -14,9 +14,9 @@ from mmengine.runner import get_priority as theirs
 
 from eventloop.bridges.foreign import ForeignCall
 from eventloop.checkpoint.weights import OWN, unwrap
-from eventloop.data.plain_values import plain
 from eventloop.data.rng import rng_state, set_rng_state
 from eventloop.optim.optimizers import named_optimizers
+from eventloop.state.plain_values import plain
 
 SYSTEM = "mmengine"
 REFUSED = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from eventloop.bridges.driven import name_of_host
 from eventloop.bridges.host import require
 from eventloop.bridges.host_numbers import read_numbers
 from eventloop.bridges.optimizer_steps import announced_steps
@@ -25,6 +26,8 @@ import mmengine.hooks
 from mmengine.optim import OptimWrapperDict
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
+
+from eventloop.bridges.mmengine.commands import steer
 
 NEVER = {"optimizer_step_skipped": "MMEngine's optim wrappers do not say that a step was skipped"}
 """The events that no runner of MMEngine can emit, with the reasons."""
@@ -73,6 +76,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         self._ride = Ride(
             "MMEngine", NEVER, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
         )
+        self._ride.steer = partial(steer, methods=self._ride.methods)
         self._trains = False  # whether the run has a training
         self._wrappers: list[Any] = []  # optim wrappers whose `backward` is measured
         self._put_before: dict[str, Any] = {}  # values of the message hub, as the last validation left them
@@ -310,13 +314,14 @@ _EVALUATIONS = ("val/", "test/")
 
 @cache  # each iteration asks for each name
 def _train_name(name: str) -> str | None:
-    """Return the name of a number of the message hub among those of an iteration; None if it is not one.
+    """Return the name under which a number of the message hub is logged in an iteration; None if it is not.
 
     Numbers whose name has no prefix belong to the training.
     """
     if name.startswith(_EVALUATIONS):
         return None
-    return _without("train", name) if name.startswith("train/") else name if name not in _OWN else None
+    short = _without("train", name) if name.startswith("train/") else name if name not in _OWN else None
+    return None if short is None else name_of_host(short)
 
 
 def _without(mode: str, name: str) -> str | None:

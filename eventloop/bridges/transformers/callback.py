@@ -33,6 +33,7 @@ require("transformers", "transformers", "5.0", extra="transformers")
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from eventloop.bridges.transformers.commands import HostCommands
 from eventloop.bridges.transformers.host import (
     PARTS,
     MeasuredCallbacks,
@@ -99,6 +100,8 @@ class EventLoopCallback(HasRide, TrainerCallback):
         self._ride = Ride(
             "Transformers", NEVER, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
         )
+        self._commands = HostCommands()
+        self._ride.steer = self._commands.steer
         self._calls = ForeignCalls(self._charge)
         self._callbacks = MeasuredCallbacks(self._calls, self._ride.methods, EventLoopCallback)
         self._watched: ref[Any] | None = None  # the host whose `train` is wrapped
@@ -245,11 +248,15 @@ class EventLoopCallback(HasRide, TrainerCallback):
             announce_in_step(trainer, OptimizerStepSkipped, reason="non-finite gradients")
         else:
             announce_in_step(trainer, AfterOptimizerStep)
+        self._commands.before_schedule()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the iteration: emit `after_train_iter`, and count it."""
+        self._commands.after_schedule()
         if self._running().end_iter(None):
             control.should_training_stop = True
+        if self._commands.saves:
+            control.should_save = True
 
     # --- its evaluations, numbers and checkpoints ---------------------------------------------------------
 
@@ -322,6 +329,8 @@ class EventLoopCallback(HasRide, TrainerCallback):
         checkpoint = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         if state.is_world_process_zero and checkpoint.is_dir():
             write_state(checkpoint, self._ride.state_dict())
+        if self._commands.saves:
+            self._commands.saved(self._running())
 
     # --- parts --------------------------------------------------------------------------------------------
 

@@ -12,11 +12,11 @@ import torch
 
 from eventloop.bridges.foreign import ForeignCall
 from eventloop.bridges.host import require
-from eventloop.data.plain_values import plain
 from eventloop.events import ScalarsLogged
 from eventloop.events.priority import Priority
 from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.optim.optimizers import each_optimizer
+from eventloop.state.plain_values import plain
 
 require("transformers", "transformers", "5.0", extra="transformers")
 
@@ -319,7 +319,7 @@ def _arguments(trainer: Any) -> TrainingArguments:
             greater = hook.best_metrics.rule_of(metric) == "greater"
             break
     device = next((parameter.device for parameter in trainer.model.parameters()), torch.device("cpu"))
-    accumulates = max((getattr(hook, "_cumulative_iters", 1) for hook in trainer.hooks), default=1)
+    accumulates = max((getattr(hook, "cumulative_iters", 1) for hook in trainer.hooks), default=1)
     arguments = TrainingArguments(
         str(trainer.work_dir),
         num_train_epochs=trainer.max_epochs or 1,

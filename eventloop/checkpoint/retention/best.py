@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, cast
 
 from eventloop.util.checks import check_choice, strings
 from eventloop.util.file_names import safe_name
-from eventloop.util.suggest import near, suggest
+from eventloop.util.suggest import near, unreported
 
 Rule = Literal["greater", "less"]
 
@@ -109,10 +109,7 @@ class BestMetrics:
             self.metrics = [next(iter(metrics))]
         for metric in self.metrics:
             if metric not in metrics:
-                known = suggest(metric, [*metrics]) if metrics else ": it returned no metrics"
-                raise ValueError(
-                    f"save_best={metric!r} needs a metric which the validation does not report{known}"
-                )
+                raise ValueError(f"save_best={metric!r} needs a metric {unreported(metric, metrics)}")
 
     def better(self, metrics: Mapping[str, float], bests: Mapping[str, Best]) -> list[str]:
         """Return the watched metrics whose score is better than the best so far."""

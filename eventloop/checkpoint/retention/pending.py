@@ -10,18 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from eventloop.bus import Bus
 from eventloop.checkpoint.disk import SaveGivenUp
+from eventloop.checkpoint.saving.mark import Mark
 from eventloop.checkpoint.saving.overlapped_copy import Copying
-from eventloop.checkpoint.saving.saver import Saver, SaveReplacedError
+from eventloop.checkpoint.saving.saver import AT_ONCE_SECONDS, Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job, Written
 from eventloop.costs.waits import waiting
-from eventloop.events import CheckpointFailed, CheckpointSaved, Event
+from eventloop.data.trainer_parts import TrainerParts
+from eventloop.events import CheckpointFailed, CheckpointSaved
 from eventloop.util.errors import WorkDirInUseError
 from eventloop.util.text import error_text
-from eventloop.util.waiting import Promise
+from eventloop.util.waiting import SIGNAL_SECONDS, Promise
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.sharded.session import Session
 
 
 class Ownership(Protocol):
@@ -31,22 +35,20 @@ class Ownership(Protocol):
     """True once another run has taken a directory."""
 
 
-class SavingTrainer(Protocol):
-    """The parts of a trainer that saves need: its overlapped copies, its bus, and events about results."""
+class SavingTrainer(TrainerParts, Protocol):
+    """The parts of a trainer that saves need, its overlapped copies among them."""
 
     copying: Copying
-    bus: Bus
 
     @property
     def ownership(self) -> Ownership:
         """The ownership of the directories in which the trainer saves."""
 
-    def announce(self, event_type: type[Event], **fields: Any) -> None:
-        """Emit an event with the trainer's counters."""
-
 
 logger = logging.getLogger("eventloop")
 
+FAILED_SECONDS = 5.0
+"""Seconds for which a training that an error ended waits for the votes of other ranks."""
 NAMES = {True: "best checkpoints", False: "checkpoints"}
 """The names of waits in the costs, by whether a best checkpoint was waited for."""
 
@@ -60,6 +62,8 @@ class Saving(NamedTuple):
         written: the promise of its result.
         best: whether it is a best checkpoint.
         iter: the iteration of the state.
+        rank, ranks: the number of this rank, and of all ranks that write the checkpoint together. Rank 0
+            alone learns whether it is saved, and reports it.
     """
 
     path: Path
@@ -67,6 +71,8 @@ class Saving(NamedTuple):
     written: Promise[Written]
     best: bool
     iter: int
+    rank: int = 0
+    ranks: int = 1
 
 
 class Saves:
@@ -106,6 +112,7 @@ class Saves:
         trainer: SavingTrainer,
         state: Mapping[str, Any],
         job: Job,
+        session: Session | None = None,
         *,
         best: bool,
         overlap: bool,
@@ -117,18 +124,39 @@ class Saves:
             trainer: the trainer, whose optimizer step waits for the rest of the copy.
             state: the whole state of the trainer.
             job: the path, the label and the checkpoints to remove.
+            session: the saves that all ranks write together; then this rank writes its part of the state.
             best: whether it is a best checkpoint.
             overlap: whether values that change only in the optimizer's step are copied later, during the next
                 forward and backward pass.
             began: the `perf_counter` when the save began.
         """
+        iteration = int(state["meta"]["iter"])
+        if session is not None:
+            state, part = session.prepare(job.path.name, state)
+            job = job._replace(part=part)
+        saver = self._saver_for(trainer)
+        later = trainer.copying.may_come_later if overlap else None
+        written = saver.save(state, job, later=later)
+        trainer.copying.begin(saver.join)
+        who = (0, 1) if job.part is None else (job.part.rank, job.part.ranks)
+        self.under_way.append(Saving(job.path, began, written, best, iteration, *who))
+
+    def mark(self, trainer: SavingTrainer, mark: Mark) -> None:
+        """Begin to mark a durable checkpoint as one of the best; nothing of it is saved again."""
+        self._await(trainer, mark.source)
+        written = self._saver_for(trainer).mark(mark)
+        self.under_way.append(Saving(mark.path, perf_counter(), written, True, mark.iteration))
+
+    def _await(self, trainer: SavingTrainer, path: Path) -> None:
+        """Wait for a save that has begun; only a repeated run marks a checkpoint that is not durable yet."""
+        while any(saving.path == path for saving in self.under_way):
+            self._report(trainer, self.under_way[0])
+
+    def _saver_for(self, trainer: SavingTrainer) -> Saver:
         if self.saver is None:
             bus, ownership = trainer.bus, trainer.ownership
             self.saver = Saver(urgent=lambda: not bus.overtime, lost=lambda: ownership.lost)
-        later = trainer.copying.may_come_later if overlap else None
-        written = self.saver.save(state, job, later=later)
-        trainer.copying.begin(self.saver.join)
-        self.under_way.append(Saving(job.path, began, written, best, int(state["meta"]["iter"])))
+        return self.saver
 
     def report_done(self, trainer: SavingTrainer) -> None:
         """Report the saves that have become durable or have failed."""
@@ -136,9 +164,16 @@ class Saves:
             self._report(trainer, self.under_way[0])
 
     def make_room(self, trainer: SavingTrainer) -> None:
-        """Wait for the oldest running saves until there is room for another one, and report them."""
+        """Wait for the oldest running saves until there is room for another one, and report them.
+
+        Once a signal ends the run, no other rank's vote is waited for: a launcher sends it because a rank has
+        died, and kills this one soon. Then the next save exceeds the limit of bytes.
+        """
         while self.full:
-            self._report(trainer, self.under_way[0])
+            oldest = self.under_way[0]
+            if oldest.ranks > 1 and not _waited_for(oldest, trainer):
+                return
+            self._report(trainer, oldest)
 
     def drop_waiting(self, trainer: SavingTrainer) -> None:
         """Drop the saves that are not being written yet, and report them, because they are not kept."""
@@ -147,8 +182,16 @@ class Saves:
             for saving in [saving for saving in self.under_way if saving.written.done()]:
                 self._report(trainer, saving)
 
-    def finish(self, trainer: SavingTrainer) -> None:
-        """Wait for all running saves, and report them."""
+    def finish(self, trainer: SavingTrainer, *, failed: bool = False) -> None:
+        """Wait for all running saves, and report them.
+
+        Args:
+            trainer: the trainer, which announces the results.
+            failed: whether an error has ended the training. Then a rank may be gone, and the votes of other
+                ranks are waited for some seconds; the saver's process waits on.
+        """
+        if failed and any(saving.ranks > 1 for saving in self.under_way):
+            self.abandon(trainer, FAILED_SECONDS)
         while self.under_way:
             self._report(trainer, self.under_way[0])
 
@@ -167,13 +210,13 @@ class Saves:
                 self.saver.close()
             self.saver = None
 
-    def abandon(self, trainer: SavingTrainer) -> None:
-        """End the saver without waiting for running saves; report the saves that are done or cancelled."""
+    def abandon(self, trainer: SavingTrainer, timeout: float = AT_ONCE_SECONDS) -> None:
+        """End the saver after `timeout` seconds at most; report the saves that are done or cancelled."""
         if self.saver is None:
             return
         saver, self.saver = self.saver, None
         with waiting("checkpoint", NAMES[False]):
-            running = saver.abandon()
+            running = saver.abandon(timeout)
         for saving in list(self.under_way):
             if saving.written.done() and not isinstance(saving.written.exception(), SaveGivenUp):
                 self._report(trainer, saving)
@@ -222,14 +265,26 @@ class Saves:
         self.under_way.remove(saving)  # only now, so that after a Ctrl-C the save is reported later
         if self.newest is None or not saving.best or saving.iter != self.newest.iter:
             self.newest = saving
-        self._saved(saving.path.name)
-        trainer.announce(CheckpointSaved, path=path, bytes=size, seconds=durable - saving.began)
+        if not saving.rank:
+            self._saved(saving.path.name)
+            trainer.announce(CheckpointSaved, path=path, bytes=size, seconds=durable - saving.began)
 
     def _fail(self, trainer: SavingTrainer, saving: Saving, error: str) -> None:
         self.under_way.remove(saving)
+        if saving.rank:
+            return
         self._failed(saving.path.name)
         seconds = perf_counter() - saving.began
         trainer.announce(CheckpointFailed, path=str(saving.path), seconds=seconds, error=error)
+
+
+def _waited_for(saving: Saving, trainer: SavingTrainer) -> bool:
+    """Wait for a save; return False if a signal ends the run before it is done."""
+    with nullcontext() if saving.written.done() else waiting("checkpoint", NAMES[saving.best]):
+        while not saving.written.wait(SIGNAL_SECONDS):
+            if not trainer.bus.overtime:
+                return False
+    return True
 
 
 def all_failed(hooks: Sequence[Saves]) -> str:

@@ -2,7 +2,8 @@
 
 A hook keeps the newest `max_keep_ckpts` regular checkpoints, and the `keep_best` best ones of each watched
 metric. A checkpoint enters the record when its save begins, because the saved state contains the record; it
-leaves the record if the save fails. The checkpoints that it replaces are removed once it is durable.
+leaves the record if the save fails. The checkpoints that it replaces are removed once it is durable. A save
+that has begun, and has neither become durable nor failed, is called running.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from eventloop.checkpoint.directory import Found, scan
 from eventloop.checkpoint.manifest import Label, score
+from eventloop.checkpoint.retention.awaited import Awaited
 from eventloop.checkpoint.retention.best import Best, BestMetrics
+from eventloop.checkpoint.retention.record_state import read_state
 from eventloop.util.checks import positive_or
 
-Values = tuple[float | None, str, str]
-"""The fields of a `Best`, as a checkpoint stores them."""
 Bests = dict[str, Best]
 """The best checkpoints by name; for each metric best first, those with equal scores newest first."""
 
@@ -33,6 +36,14 @@ class Replaced(NamedTuple):
 
     names: tuple[str, ...] = ()
     spares: int = 0
+
+
+class _Running(NamedTuple):
+    """A running save of a regular checkpoint: its name, its iteration, and the checkpoints it replaces."""
+
+    name: str
+    iteration: int
+    replaced: Replaced
 
 
 class Retention:
@@ -59,8 +70,12 @@ class Retention:
         self.aside: list[str] = []
         """The names of checkpoints that do not count, because the loss was lost after them."""
         self._lost: object | None = None  # the loss that was found last
-        self._for_good: list[str] | None = None  # those set aside first
-        self._begun: list[tuple[str, int]] = []  # running regular saves: name and iteration
+        self._for_good: list[str] | None = None  # the names that were set aside at the first lost loss
+        self._begun: list[_Running] = []  # running regular saves
+        self.origin: list[str] = []
+        """The name of the checkpoint of this directory from which the run was resumed, if any."""
+        self.awaited = Awaited()
+        """The checkpoints that wait for their validation, which are not removed yet."""
         self.bests: Bests = {}
         """The best checkpoints by name, running saves included."""
         self._durable_bests: Bests = {}
@@ -75,19 +90,20 @@ class Retention:
     @property
     def names(self) -> list[str]:
         """Return the names of the durable regular checkpoints, then those of the running saves."""
-        coming = [name for name, _ in self._begun if name not in self.aside]
+        coming = [each.name for each in self._begun if each.name not in self.aside]
         return [*(name for name in self.durable if name not in coming), *coming]
 
     @property
     def known(self) -> list[str]:
         """Return the names of all checkpoints that are kept, running best saves included."""
-        return [*self.aside, *self.durable, *self.bests]
+        return [*self.aside, *self.durable, *self.bests, *self.origin]
 
     def set_aside_if(self, read_lost: Callable[[], object | None]) -> None:
         """Retain the checkpoints that exist or are being saved, if `read_lost` finds another lost loss.
 
-        Those of the first such loss are kept for good, others until the next: a loss that is lost again and
-        again would fill the disk. It is called only where a save may replace a checkpoint.
+        The checkpoints of the first lost loss are kept for good, those of a later one until the next lost
+        loss; otherwise a loss that is lost again and again would fill the disk. `read_lost` is called only
+        if a save may replace a checkpoint.
         """
         if not (self._max_keep > 0 or self.bests) or (lost := read_lost()) is None or lost is self._lost:
             return
@@ -101,13 +117,30 @@ class Retention:
     @property
     def saved_at(self) -> int:
         """Return the iteration of the last durable checkpoint or running save; -1 before the first."""
-        return self._begun[-1][1] if self._begun else self._durable_at
+        return self._begun[-1].iteration if self._begun else self._durable_at
 
     def begin(self, name: str, iteration: int) -> Replaced:
         """Record that the save of a regular checkpoint begins; return the checkpoints it replaces."""
-        older = tuple(each for each in self.names if each != name)
-        self._begun.append((name, iteration))
-        return Replaced(older, self._max_keep - 1) if self._max_keep > 0 else Replaced()
+        older, replaced = [each for each in self.names if each != name], Replaced()
+        self.awaited.add(name, iteration)
+        if self._max_keep > 0:
+            replaced = Replaced(self.awaited.removable(older, self._max_keep - 1), self._max_keep - 1)
+        self._begun.append(_Running(name, iteration, replaced))
+        return replaced
+
+    def await_again(self, found: Found, directory: Path, known: Collection[int]) -> None:
+        """Add the checkpoints of a resumed run that are not validated; `known` are validated iterations."""
+        for name in self.durable:
+            if (iteration := found.manifests[directory / name].iter) not in known:
+                self.awaited.add(name, iteration)
+
+    def surplus(self) -> list[str]:
+        """Drop from the record, and return, the checkpoints that were retained only to be validated."""
+        if not self.awaited.limit or self._max_keep < 0 or self._begun:
+            return []
+        surplus = self.awaited.removable(self.durable, self._max_keep)[: -self._max_keep]
+        self.durable = [name for name in self.durable if name not in surplus]
+        return [*surplus]
 
     def resumed_from(self, iteration: int) -> None:
         """Record the iteration of the newest checkpoint, from which the run was resumed."""
@@ -203,12 +236,14 @@ class Retention:
             self._durable_bests = self._top([best, *others])
             self.bests = self._top(self._newest_bests())
             return
-        for each, iteration in self._pop_running(name):
+        for _, iteration, replaced in self._pop_running(name):
             self._durable_at = iteration
-            if each in self.aside:
+            if name in self.aside:
                 continue
-            kept = [*(other for other in self.durable if other != each), each]
-            self.durable = kept[-self._max_keep :] if self._max_keep > 0 else kept
+            older = [each for each in self.durable if each != name]
+            gone = [each for each in older if each in replaced.names]
+            gone = gone[: max(0, len(gone) - replaced.spares)]
+            self.durable = [*(each for each in older if each not in gone), name]
 
     def failed(self, name: str) -> None:
         """Record that a save failed or was skipped; the former checkpoint of its name still exists."""
@@ -216,21 +251,26 @@ class Retention:
             self.bests = self._top(self._newest_bests())
             return
         self._pop_running(name)
+        self.awaited.remove(name)
 
     def _pop_running_best(self, name: str) -> list[Best]:
-        """Remove the oldest running best save with a name, and return it in a list; else an empty list."""
+        """Remove the oldest running save of a best checkpoint called `name` from the record.
+
+        Returns:
+            A list with the best checkpoint; an empty list if no such save is running.
+        """
         taken = [best for best in self._begun_bests if best.name == name][:1]
         for each in taken:
             self._begun_bests.remove(each)
         return taken
 
-    def _pop_running(self, name: str) -> list[tuple[str, int]]:
-        """Remove the oldest running save with a name.
+    def _pop_running(self, name: str) -> list[_Running]:
+        """Remove the oldest running save of a regular checkpoint called `name` from the record.
 
         Returns:
-            A list with its name and iteration as a pair; an empty list if there is no such save.
+            A list with it; an empty list if no such save is running.
         """
-        taken = [each for each in self._begun if each[0] == name][:1]
+        taken = [each for each in self._begun if each.name == name][:1]
         for each in taken:
             self._begun.remove(each)
         return taken
@@ -255,7 +295,8 @@ class Retention:
 
         Args:
             there: the names in the directory.
-            bests: whether to drop best checkpoints, too. Their scores count on in another directory.
+            bests: whether to drop best checkpoints, too. False in another directory than that of the resumed
+                run, because a new score must still beat the former ones.
         """
         self.durable = [name for name in self.durable if name in there]
         if bests:
@@ -273,15 +314,28 @@ class Retention:
             best: the metric for which it is one of the best; "" for a regular checkpoint.
         """
         self.sequence = 1 + max(sequences)
+        return self._label(self.sequence, best)
+
+    def _label(self, sequence: int, best: str) -> Label:
         return Label(
-            sequence=self.sequence,
+            sequence=sequence,
             best={best: self._watched.rule_of(best)} if best else {},
             keep_best=self._keep_best,
             validated_at=self._validated_at,
             metrics={metric: score(float(value)) for metric, value in self._metrics.items()},
         )
 
+    def fields_of_best(self, best: str) -> dict[str, Any]:
+        """Return the fields of a label by which a saved checkpoint becomes one of the best, as JSON."""
+        fields: dict[str, Any] = msgspec.to_builtins(self._label(0, best))
+        del fields["sequence"]  # it stays that of the checkpoint
+        return fields
+
     # --- state ---------------------------------------------------------------------------------------------
+
+    def saved_as(self, iteration: int) -> str:
+        """Return the name of the regular checkpoint of an iteration, if it is the newest one; else ""."""
+        return self.names[-1] if self.names and self.saved_at == iteration else ""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the checkpoints that are kept, and the last validation."""
@@ -298,36 +352,35 @@ class Retention:
         }
         return {**state, "bests_behind": behind} if behind else state
 
-    def load(
-        self,
-        kept: Sequence[str],
-        first: Mapping[str, Values],
-        behind: Mapping[str, Sequence[Values]],
-        metrics: Mapping[str, float],
-        validated_at: int | None,
-    ) -> None:
+    def load(self, state: Mapping[str, Any], directory: Path) -> list[str] | None:
         """Restore the record from a saved state, and forget running saves, which belong to the former run.
 
         Scores of unwatched metrics are dropped. The next save removes the checkpoints beyond the limits.
 
         Args:
-            kept: the regular checkpoints.
-            first: the best checkpoint of each metric.
-            behind: the other best checkpoints of each metric, best first.
-            metrics: the scores of the last validation.
-            validated_at: the iteration of that validation.
+            state: what the hook has saved.
+            directory: the directory of the checkpoints, for errors.
+
+        Returns:
+            The metrics that the hook watched, if there were several.
+
+        Raises:
+            CheckpointError: the state lacks a field or has another one's type, or names a checkpoint by a
+                path, which pruning would remove.
         """
-        self.durable, self._durable_at, self._begun = [*kept], -1, []
+        saved = read_state(state, directory)
+        self.durable, self._durable_at, self._begun = [*saved.kept], -1, []
         self.aside, self._lost, self._for_good = [], None, None
-        self._metrics, self._validated_at = dict(metrics), validated_at
-        watched = self._watched.metrics if self._watched.metrics != ["auto"] else [*first]
+        self._metrics, self._validated_at = dict(saved.metrics), saved.validated_at
+        watched = self._watched.metrics if self._watched.metrics != ["auto"] else [*saved.bests]
         found = [
             Best(*values)
             for metric in watched
-            if metric in first
-            for values in (first[metric], *behind.get(metric, ()))
+            if metric in saved.bests
+            for values in (saved.bests[metric], *saved.bests_behind.get(metric, ()))
         ]
         self.follow({best.name: best for best in found})
+        return saved.watched
 
 
 def _check(watched: BestMetrics, limit: object) -> None:

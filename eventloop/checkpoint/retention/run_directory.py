@@ -9,12 +9,63 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
+from eventloop.checkpoint.commit import Removals
 from eventloop.checkpoint.directory import SUFFIXES, Found, begin_new_run, go_back, in_order, scan
 from eventloop.checkpoint.manifest import Manifest, read_manifest
+from eventloop.checkpoint.retention.retention import Retention
+from eventloop.commands.messages import Applied
+from eventloop.commands.record import iterations_evaluated
 from eventloop.util.errors import CheckpointError
 
 logger = logging.getLogger("eventloop")
+
+
+class _Resumed(Protocol):
+    resumed_from: Path | None
+    went_back_to: Path | None
+
+    @property
+    def directories(self) -> list[Path]: ...
+
+
+class _Commands(Protocol):
+    @property
+    def recorded(self) -> list[Applied]: ...
+
+
+class ResumedTrainer(Protocol):
+    """The parts of a trainer that show how its run has begun."""
+
+    iter: int
+    rank: int
+
+    @property
+    def state(self) -> _Resumed: ...
+    @property
+    def commands(self) -> _Commands: ...
+
+
+def inspect(retention: Retention, trainer: ResumedTrainer, directory: Path) -> None:
+    """Compare a hook's record with the directory when training begins, and record where the run goes on."""
+    if trainer.rank > 0:
+        return
+    state = trainer.state
+    found = retention.scan_directory(directory)
+    resumed_here = state.resumed_from in {path.absolute() for path in found.manifests}
+    retention.drop_missing([path.name for path in found.manifests], bests=resumed_here)
+    retention.origin = [state.resumed_from.name] if resumed_here and state.resumed_from is not None else []
+    retention.await_again(found, directory, iterations_evaluated(trainer.commands.recorded))
+    newest = next(iter(found.newest_first()), None)
+    if newest is not None and newest.absolute() == state.resumed_from:
+        # so that a resumed run that is already complete does not save again
+        retention.resumed_from(found.manifests[newest].iter)
+    resumed, state.went_back_to = state.went_back_to, None
+    if resumed is not None:
+        record_rewind(state.directories, resumed)
+    if trainer.iter == 0 and state.resumed_from is None:
+        warn_of_other_run(found, directory)
 
 
 def where_to_resume(paths: Sequence[Path]) -> str:
@@ -51,7 +102,7 @@ def add_resume_note(
         failure.add_note(note)
 
 
-def record_rewind(directories: Sequence[Path], resumed: Path) -> None:
+def record_rewind(directories: Sequence[Path], resumed: Path, found: Found | None = None) -> None:
     """Record durably that the run resumed from an earlier checkpoint of its directories.
 
     Until the run has saved, `resume("auto")` then uses that checkpoint. Called when training begins. Nothing
@@ -61,9 +112,10 @@ def record_rewind(directories: Sequence[Path], resumed: Path) -> None:
     Args:
         directories: the directories that the hooks of the run save in.
         resumed: the path of the checkpoint that was resumed from.
+        found: a scan of the directories, whose later checkpoints are left behind; by default one of now.
     """
     name = resumed.stem if resumed.suffix in SUFFIXES and not resumed.is_file() else resumed.name
-    found = scan(*directories)
+    found = scan(*directories) if found is None else found
     places = [place for place in directories if place.resolve() == resumed.resolve().parent]
     path = next((place / name for place in places if place / name in found.manifests), None)
     if path is None:
@@ -101,3 +153,10 @@ def warn_of_other_run(found: Found, directory: Path) -> None:
             directory,
             error,
         )
+
+
+def remove_surplus(paths: Sequence[Path]) -> None:
+    """Remove checkpoints that were retained only to be validated; an error is logged."""
+    removals = Removals()
+    for warning in [*removals.rename(paths), *removals.finish()]:
+        logger.warning("%s", warning)

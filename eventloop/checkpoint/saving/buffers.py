@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import torch
 
-from eventloop.checkpoint.commit import Mapped
+from eventloop.processes.shared_memory import Mapped
 
 logger = logging.getLogger("eventloop")
 

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from eventloop.checkpoint.commit import Outcome, Removals, Save
+from eventloop.checkpoint.commit import AnySave, Outcome, Removals, Save
 from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.saving.saver_client import ProcessGoneError, SaverProcess
 from eventloop.checkpoint.saving.task import SaveTask
@@ -64,13 +64,18 @@ class GroupWriter:
         self._removes |= any(save.replaces for save in saves)
         return self._repeat_failed(saves, outcomes)
 
-    def _commit_here(self, saves: Sequence[Save]) -> list[Outcome]:
+    def _commit_here(self, saves: Sequence[AnySave]) -> list[Outcome]:
         return self._write(saves, given_up=self._given_up, removals=self._removals)
 
-    def _repeat_failed(self, saves: Sequence[Save], outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """Write saves that failed in the process on this thread, unless a later one has taken their name."""
+    def _repeat_failed(self, saves: Sequence[AnySave], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """Write saves that failed in the process on this thread, unless a later one has taken their name.
+
+        A part of a checkpoint is not written again, because its rank has voted.
+        """
         outcomes = [*outcomes]
         for number, save in enumerate(saves):
+            if not isinstance(save, Save):
+                continue
             after = zip(saves[number + 1 :], outcomes[number + 1 :], strict=True)
             later = [other for other, outcome in after if outcome.error is None]
             if outcomes[number].error is None or save.path in {other.path for other in later}:
@@ -102,7 +107,7 @@ class GroupWriter:
         if self.process is not None:
             self.process.end()
 
-    def _commit_in_process(self, group: Sequence[SaveTask], saves: Sequence[Save]) -> list[Outcome] | None:
+    def _commit_in_process(self, group: Sequence[SaveTask], saves: Sequence[AnySave]) -> list[Outcome] | None:
         """Return the outcomes of saves written by the process; None if a thread has to write them."""
         process = self._running_process()
         if process is None:

@@ -6,17 +6,12 @@ The trainer owns one `Copying`; `CheckpointHook` starts copies, and the optimize
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from eventloop.optim.optimizers import each_optimizer, hookable
-
-
-class HasOptimizer(Protocol):
-    """A trainer with one optimizer, or several by name."""
-
-    optimizer: Any
+from eventloop.state.sharded import local_parts
 
 
 class Copying:
@@ -31,10 +26,13 @@ class Copying:
     a step are copied at once. Code that changes parameters in another way calls `join` first, as `EMAHook`
     does before it swaps in the average. Code that gives the trainer another optimizer during a copy also
     calls `join`, because the new optimizer gets its pre-hook with the next copy.
+
+    Args:
+        optimizer: returns the trainer's present optimizer, or several by name; a run may replace it.
     """
 
-    def __init__(self, trainer: HasOptimizer) -> None:
-        self._trainer = trainer
+    def __init__(self, optimizer: Callable[[], Any]) -> None:
+        self._optimizer = optimizer
         self._joins: list[Callable[[], None]] = []
         self._hooked: list[tuple[torch.optim.Optimizer, Any]] = []  # each with the handle of its hook
         self.waited: set[int] = set()
@@ -42,15 +40,8 @@ class Copying:
 
     def may_come_later(self) -> set[int]:
         """Return the `data_ptr` of each tensor that only changes in optimizer steps that wait for copies."""
-        pointers: set[int] = set()
-        for optimizer in self._optimizers():
-            if id(optimizer) not in self.waited:
-                continue
-            for group in optimizer.param_groups:
-                pointers.update(_pointers(group["params"]))
-            for state in optimizer.state.values():
-                pointers.update(_pointers(state.values()))
-        return pointers
+        waiting = [each for each in self._optimizers() if id(each) in self.waited]
+        return _pointers(value for optimizer in waiting for value in _values_of(optimizer))
 
     def begin(self, join: Callable[[], None]) -> None:
         """Register a running copy, by a function that returns once the copied tensors may be changed."""
@@ -97,10 +88,19 @@ class Copying:
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers that support step hooks; an object that resembles an optimizer may not."""
-        optimizers = map(hookable, each_optimizer(self._trainer.optimizer))
+        optimizers = map(hookable, each_optimizer(self._optimizer()))
         return [optimizer for optimizer in optimizers if optimizer is not None]
 
 
-def _pointers(values: Iterable[Any]) -> Iterator[int]:
-    """Yield the pointers of dense tensors; sparse tensors have none, and are copied at once."""
-    return (v.data_ptr() for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided)
+def _values_of(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
+    """Yield the parameters of an optimizer and the values of their states."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+    for state in optimizer.state.values():
+        yield from state.values()
+
+
+def _pointers(values: Iterable[Any]) -> set[int]:
+    """Return the pointers of dense tensors; sparse tensors have none, and are copied at once."""
+    dense = (v for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided)
+    return {part.data_ptr() for part in local_parts(dense)}

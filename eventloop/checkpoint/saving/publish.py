@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -100,20 +100,31 @@ class Publisher:
             )
         if self._format == "pth":
             parts = {key: checkpoint[key] for key in self._keys if key in checkpoint}
-            return _write(path, "pth", lambda sink: torch.save(parts, sink))  # type: ignore[arg-type]
+            return write_beside(path, "pth", lambda sink: torch.save(parts, sink))  # type: ignore[arg-type]
         if missing:
             return None
         source = f"{path}, its {self._keys[0]},"
         check_flat(checkpoint[self._keys[0]], source)
         own = unwrap(model).state_dict() if self._keys == ["state_dict"] else {}
         shared = shared_names(own, source)
-        counters = {key: str(checkpoint.get("meta", {}).get(key, "")) for key in ("iter", "epoch")}
-        data = encode(checkpoint[self._keys[0]], shared, {**counters, "eventloop": __version__})
-        return _write(path, "safetensors", lambda sink: sink.write(data))
+        pieces = encode(checkpoint[self._keys[0]], shared, origin_of(checkpoint))
+        return write_beside(path, "safetensors", lambda sink: [sink.write(piece) for piece in pieces])
 
 
-def _write(path: Path, suffix: str, write: Callable[[Sink], object]) -> Path:
-    """Write a file durably in the folder of a checkpoint, under a name with its hash."""
+def origin_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a file of a checkpoint's weights says of their origin, as texts."""
+    meta = checkpoint.get("meta", {})
+    return {**{key: str(meta.get(key, "")) for key in ("iter", "epoch")}, "eventloop": __version__}
+
+
+def write_beside(path: Path, suffix: str, write: Callable[[Sink], object]) -> Path:
+    """Write a file durably in the folder of a checkpoint, under a name with its hash; return its path.
+
+    An error leaves no file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     work = temporary_path(path, "tmp")
     try:
         entry = write_file(work, write)

@@ -1,45 +1,53 @@
 """Encode weights as a safetensors file, which many programs read without executing code.
 
-Publishing uses it. Equal weights give equal bytes, so that the hash in the file's name is stable.
+Publishing and `consolidate` use it. Equal weights give equal bytes, so that the hash in the file's name is
+stable.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 
+from eventloop.checkpoint.serialize import bytes_at
+from eventloop.state.sharded import local_part
 from eventloop.util.errors import CheckpointError
 
 
-def require_safetensors() -> Any:
-    """Import and return the module `safetensors.torch`."""
+def require_safetensors(option: str = "published_format='safetensors'") -> Any:
+    """Import and return the module `safetensors.torch`.
+
+    Args:
+        option: the option that needs it, which begins the message of an error.
+    """
     try:
         import safetensors.torch
     except ImportError as error:
         raise ImportError(
-            "published_format='safetensors' needs safetensors: pip install 'torch-eventloop[safetensors]'"
+            f"{option} needs safetensors: pip install 'torch-eventloop[safetensors]'"
         ) from error
     return safetensors.torch
 
 
-def check_flat(state: object, source: str) -> None:
+def check_flat(state: object, source: str, instead: str = "published_format='pth'") -> None:
     """Refuse a state that a safetensors file cannot hold.
 
     Args:
         state: the state.
         source: the name of the state in messages.
+        instead: the option that writes it in another format.
     """
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"{source} cannot be published as safetensors: it is a {type(state).__name__}")
+        raise CheckpointError(f"{source} cannot be written as safetensors: it is a {type(state).__name__}")
     wrong = [f"{name} is {found}" for name, value in state.items() if (found := _why_not(value))]
     if wrong:
         raise CheckpointError(
-            f"{source} cannot be published as safetensors, which holds dense tensors by name and nothing "
-            f"nested: {', '.join(wrong)}; use published_format='pth'"
+            f"{source} cannot be written as safetensors, which holds dense tensors by name and nothing "
+            f"nested: {', '.join(wrong)}; use {instead}"
         )
 
 
@@ -78,6 +86,7 @@ def shared_names(state: Mapping[str, torch.Tensor], source: str) -> dict[str, st
         source: the name of the state in messages.
     """
     names: dict[_Span, list[str]] = {}
+    state = {name: local_part(tensor) for name, tensor in state.items()}  # DTensors have no address
     for name in sorted(state):
         if state[name].numel() and not state[name].is_meta:
             names.setdefault(_span_of(state[name]), []).append(name)
@@ -85,7 +94,7 @@ def shared_names(state: Mapping[str, torch.Tensor], source: str) -> dict[str, st
     for span, after in pairwise(spans):
         if after[:2] == span[:2] and after.start < span.end:
             raise CheckpointError(
-                f"{source} cannot be published as safetensors: {names[span][0]} and {names[after][0]} "
+                f"{source} cannot be written as safetensors: {names[span][0]} and {names[after][0]} "
                 "overlap in memory and are not the same; use published_format='pth'"
             )
     return {name: first for first, *others in names.values() for name in others}
@@ -100,9 +109,12 @@ def _span_of(tensor: torch.Tensor) -> _Span:
 
 
 def encode(
-    state: Mapping[str, torch.Tensor], shared: Mapping[str, str], metadata: Mapping[str, str]
-) -> bytes:
-    """Return the bytes of a safetensors file.
+    state: Mapping[str, torch.Tensor],
+    shared: Mapping[str, str],
+    metadata: Mapping[str, str],
+    read: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a safetensors file: its header, then one tensor after the other.
 
     Args:
         state: tensors by name, which `check_flat` accepts.
@@ -110,29 +122,37 @@ def encode(
             tensors are equal, and the metadata maps it to the other one.
         metadata: additional metadata. `format="pt"` is added, because programs for several frameworks need
             it.
+        read: returns the values of a tensor of `state`, in host memory.
     """
     left_out = {
         name: first
         for name, first in shared.items()
         if name in state and first in state and torch.equal(state[name], state[first])
     }
-    tensors = {
-        # the library writes the bytes in memory, without applying the flags of a conjugate or a negative view
-        name: value.resolve_conj().resolve_neg().contiguous()
-        for name, value in state.items()
-        if name not in left_out
-    }
-    return _in_order(require_safetensors().save(tensors, {**left_out, "format": "pt", **metadata}))
+    tensors = {name: value for name, value in state.items() if name not in left_out}
+    header, names = _header(tensors, {**left_out, "format": "pt", **metadata})
+    yield header
+    for name in names:
+        # the format has the bytes in memory, without the flags of a conjugate or a negative view
+        tensor = read(tensors[name]).detach().resolve_conj().resolve_neg().contiguous()
+        yield bytes_at(tensor.data_ptr(), tensor.nbytes, tensor)
 
 
-def _in_order(saved: bytes) -> bytes:
-    """Sort the metadata of a file, which the library writes in another order in each process.
+def _header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:
+    """Return the header of a file, and the names of the tensors in the order of their bytes.
 
-    Otherwise equal weights would give files with different hashes and names. The first 8 bytes are the length
-    of the header, which may end in spaces.
+    The library decides names of types, shapes and the order: it writes a file of tensors that are empty in an
+    additional dimension. It writes the metadata in another order in each process, so these are sorted:
+    otherwise equal weights would give files with different hashes and names.
     """
-    end = 8 + int.from_bytes(saved[:8], "little")
-    header = json.loads(saved[8:end])
+    empty = {name: torch.empty((0, *each.shape), dtype=each.dtype) for name, each in tensors.items()}
+    saved = require_safetensors().save(empty, dict(metadata))
+    header = json.loads(saved[8:])
+    end, names = 0, [name for name in header if name != "__metadata__"]
+    for name in names:
+        begin, end = end, end + tensors[name].nbytes
+        header[name] |= {"shape": header[name]["shape"][1:], "data_offsets": [begin, end]}
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(end - 8)
-    return saved if 8 + len(text) != end else b"".join((saved[:8], text, memoryview(saved)[end:]))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)  # so that the tensors are aligned
+    return len(text).to_bytes(8, "little") + text, names

@@ -24,6 +24,7 @@ from typing import Any
 from eventloop.checkpoint.commit import Outcome, commit
 from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.saving.group_writer import GroupWriter, Write
+from eventloop.checkpoint.saving.mark import Mark
 from eventloop.checkpoint.saving.saver_client import Job, SaverProcess, Written, process_possible
 from eventloop.checkpoint.saving.saver_thread import SaverThread
 from eventloop.checkpoint.saving.snapshot import Snapshot
@@ -104,11 +105,8 @@ class Saver:
         Returns:
             The promise of the result, which also raises an error of the copy.
         """
-        _open.add(self)
-        self._copier = self._copier or SaverThread("checkpoint copy")
-        self._writer = self._writer or SaverThread("checkpoint")
-        tensors = list(tensors_of(state))
-        self._size = bytes_of(tensors)
+        copier = self._start_threads()
+        self._size = bytes_of(tensors_of(state))
         # absolute paths, because the program or its process may change the working directory
         job = job._replace(path=job.path.absolute(), replaces=tuple(path.absolute() for path in job.replaces))
         task = SaveTask(job, self._size)
@@ -118,8 +116,29 @@ class Saver:
             task.written.set_exception(error)
             return task.written
         self._tasks.append(task)
-        self._copier.do(lambda: self._encode(task))
+        task.source = state
+        copier.do(lambda: self._encode(task))
         return task.written
+
+    def mark(self, mark: Mark) -> Promise[Written]:
+        """Start to mark a durable checkpoint as one of the best, after the saves that have begun before.
+
+        Returns:
+            The promise of the result.
+        """
+        copier = self._start_threads()
+        task = SaveTask(Job(mark.path, must=True), 0)
+        task.save = mark
+        self._tasks.append(task)
+        copier.do(lambda: self._queue(task))  # behind the saves that are being copied
+        return task.written
+
+    def _start_threads(self) -> SaverThread:
+        """Start the threads unless they run, and return the one that copies."""
+        _open.add(self)
+        self._writer = self._writer or SaverThread("checkpoint")
+        self._copier = self._copier or SaverThread("checkpoint copy")
+        return self._copier
 
     def _running(self) -> list[SaveTask]:
         self._tasks = [task for task in self._tasks if not task.written.done()]
@@ -202,9 +221,10 @@ class Saver:
     ) -> None:
         """Copy a state into free buffers, except the tensors that `_encode` copies later."""
         pointers = later() if later is not None and task.size > AT_ONCE else ()
+        watched = {} if task.job.part is None else task.job.part.watched
         task.snapshot = self._free_snapshot(shared=self._groups.uses_process and not task.small)
         try:
-            task.packed = task.snapshot.pack(state, pointers)
+            task.packed = task.snapshot.pack(state, pointers, watched)
         except (OSError, RuntimeError, MemoryError) as error:  # a limit of files' sizes, or of memory
             if not task.snapshot.shared:
                 raise
@@ -213,7 +233,7 @@ class Saver:
             return
         self._snapshots.remove(task.snapshot)
         task.snapshot = self._free_snapshot(shared=False)
-        task.packed = task.snapshot.pack(state, pointers)  # raises if the sharing was not the cause
+        task.packed = task.snapshot.pack(state, pointers, watched)  # raises if the sharing was not the cause
         self._groups.uses_process = False
         logger.warning(
             "checkpoints are written by a thread, as no memory could be shared with a process: %s", reason
@@ -230,14 +250,16 @@ class Saver:
 
     def _encode(self, task: SaveTask) -> None:
         """Copy the tensors that `_copy` left out, encode the state, and queue it for writing."""
-        assert task.packed is not None
         try:
-            if task.packed.rest.unfinished:
-                task.packed.rest.copy()
+            task.copy()
             task.encode()
         except Exception as error:
             self._fail([task], error)
             return
+        self._queue(task)
+
+    def _queue(self, task: SaveTask) -> None:
+        """Queue a save for writing."""
         with self._lock:
             self._waiting.append(task)
         if (writer := self._writer) is not None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from eventloop.checkpoint.commit import Outcome, Save
+from eventloop.checkpoint.commit import AnySave, Outcome
 from eventloop.checkpoint.manifest import Label
+from eventloop.checkpoint.sharded.job import PartJob
 from eventloop.processes.channel import Kind, frame
 from eventloop.processes.child import ChildProcess
 from eventloop.processes.cpu_time import computes, of_process
@@ -44,6 +45,7 @@ class Job(NamedTuple):
         must: whether it is written even if a newer state has to be saved meanwhile, as a best checkpoint is.
         last: whether the training has ended, and waits for this save. A thread of the training process
             writes it then, because no computation competes with it, and a process would have to be started.
+        part: how this rank's part of it is written, if several ranks write it together.
     """
 
     path: Path
@@ -52,6 +54,7 @@ class Job(NamedTuple):
     spares: int = 0
     must: bool = False
     last: bool = False
+    part: PartJob | None = None
 
 
 class Written(NamedTuple):
@@ -115,7 +118,7 @@ class SaverProcess:
         """Never kill the process for its silence again, because no thread waits for it any more."""
         self._kill_disabled = True
 
-    def commit(self, saves: Sequence[Save]) -> list[Outcome]:
+    def commit(self, saves: Sequence[AnySave]) -> list[Outcome]:
         """Let the process make checkpoints durable; wait for the outcomes, and return them.
 
         Raises:

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from time import sleep
 
-from eventloop.checkpoint.commit import Mapped, Record, Removals, Save, commit
+from eventloop.checkpoint.commit import AnySave, Removals, commit
 from eventloop.processes.channel import Inbox, Kind, frame
 from eventloop.processes.launch import END_SIGNALS
+from eventloop.processes.shared_memory import Mapped
 
 ALIVE_SECONDS = 0.25
 """The interval in seconds at which the process reports that it is running, while it writes."""
@@ -83,7 +84,7 @@ class _Answers:
                 rest = rest[os.write(self._descriptor, rest) :]
 
 
-def _opened(saves: list[Save], memory: dict[Mapped, memoryview]) -> list[Save]:
+def _opened(saves: list[AnySave], memory: dict[Mapped, memoryview]) -> list[AnySave]:
     """Return the saves with the bytes of the shared memory that their records name.
 
     The memory is mapped at once, so that the saves can be finished even if the training process ends. It
@@ -93,19 +94,21 @@ def _opened(saves: list[Save], memory: dict[Mapped, memoryview]) -> list[Save]:
         saves: a group of saves.
         memory: the mapped memory; new memory is added, and memory that no save names any more is removed.
     """
-    named = {data for save in saves for _, data in save.records if isinstance(data, Mapped)}
+    named = {data for save in saves for data in save.memory()}
     if named:
         for former in memory.keys() - named:
             del memory[former]
     for new in named - memory.keys():
         with suppress(OSError):  # `commit` tries again, and reports the error
             memory[new] = new.open()
-    return [save._replace(records=tuple(_seen(record, memory) for record in save.records)) for save in saves]
+    return [_mapped(save, memory) for save in saves]
 
 
-def _seen(record: Record, memory: dict[Mapped, memoryview]) -> Record:
-    name, data = record
-    return (name, memory.get(data, data)) if isinstance(data, Mapped) else record
+def _mapped(save: AnySave, memory: dict[Mapped, memoryview]) -> AnySave:
+    try:
+        return save.mapped(memory)
+    except OSError:
+        return save
 
 
 if __name__ == "__main__":

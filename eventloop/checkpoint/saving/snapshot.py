@@ -13,14 +13,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eventloop.checkpoint.commit import Mapped
 from eventloop.checkpoint.saving.buffers import Buffer
 from eventloop.costs.waits import waiting
+from eventloop.processes.shared_memory import Mapped
+from eventloop.state.containers import MAPPINGS, SEQUENCES
 from eventloop.util.waiting import Latch
 
 
 class ChangedWhileCopiedError(RuntimeError):
     """A tensor was changed while it was being copied, so the copy mixes old and new values."""
+
+
+_NONE: Mapping[int, torch.Tensor] = {}
 
 
 class Snapshot:
@@ -44,7 +48,12 @@ class Snapshot:
         self._layout = Layout([], [])
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def pack(self, state: Mapping[str, Any], later: Collection[int] = ()) -> Packed:
+    def pack(
+        self,
+        state: Mapping[str, Any],
+        later: Collection[int] = (),
+        watched: Mapping[int, torch.Tensor] = _NONE,
+    ) -> Packed:
         """Copy a state, except the tensors that `Packed.rest` copies later.
 
         The next `pack` overwrites the result.
@@ -52,6 +61,8 @@ class Snapshot:
         Args:
             state: nested mappings, lists and tuples with tensors.
             later: the `data_ptr` of tensors that do not change before `Rest.join` is called.
+            watched: by the `id` of a tensor, another one whose version counts changes, too: an optimizer's
+                step raises the version of a DTensor, and not that of its local tensor.
         """
         sources: list[torch.Tensor] = []
         known: dict[int, int] = {}
@@ -70,11 +81,14 @@ class Snapshot:
             (rest if late else now).append(source, view)
         now.copy()
         copied = [event_after(torch.cuda.current_stream(device)) for device in now.devices()]
-        return Packed(structure, self._layout, self._rest(rest, copied))
+        return Packed(structure, self._layout, self._rest(rest, copied, watched))
 
-    def _rest(self, pairs: _Pairs, copied: list[torch.cuda.Event]) -> Rest:
+    def _rest(
+        self, pairs: _Pairs, copied: list[torch.cuda.Event], watched: Mapping[int, torch.Tensor]
+    ) -> Rest:
         streamed = []
-        versions = _Versions(pairs.sources)
+        also = (watched[id(source)] for source in pairs.sources if id(source) in watched)
+        versions = _Versions([*pairs.sources, *also])
         for device in pairs.devices():
             if device not in self._streams:
                 self._streams[device] = torch.cuda.Stream(device)
@@ -344,11 +358,11 @@ def _strip(value: Any, tensors: list[torch.Tensor], known: dict[int, int]) -> An
             return Ref(number)
         tensors.append(value)
         return Ref(len(tensors) - 1)
-    if isinstance(value, Mapping):
+    if isinstance(value, MAPPINGS):
         return {
             key: item if type(item) in _ATOMS else _strip(item, tensors, known) for key, item in value.items()
         }
-    if isinstance(value, list | tuple):
+    if isinstance(value, SEQUENCES):
         items = [item if type(item) in _ATOMS else _strip(item, tensors, known) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, set):

@@ -5,10 +5,15 @@ The saver makes one for each save, and its threads fill it in.
 
 from __future__ import annotations
 
-from eventloop.checkpoint.commit import Save
+from collections.abc import Mapping
+from typing import Any
+
+from eventloop.checkpoint.commit import AnySave, Save
 from eventloop.checkpoint.saving.saver_client import Job, SaverProcess, Written
 from eventloop.checkpoint.saving.snapshot import Packed, Snapshot
-from eventloop.checkpoint.serialize import serialize
+from eventloop.checkpoint.serialize import Rebuilt, serialize
+from eventloop.checkpoint.sharded.part import PartSave
+from eventloop.processes.shared_memory import Mapped
 from eventloop.util.waiting import Promise
 
 SMALL = 1 << 20
@@ -26,8 +31,14 @@ class SaveTask:
 
         A small state needs them until it is encoded, a larger one until it is written.
         """
+        self.source: Mapping[str, Any] | None = None
+        """The state until it is copied, so that the thread that copies frees it.
+
+        Python's lock is released for each tensor that is freed, so a training thread that freed them would
+        wait for the thread that copies, often for a time slice.
+        """
         self.packed: Packed | None = None
-        self.save: Save | None = None
+        self.save: AnySave | None = None
         self.begun = False
         """True once it is being written; from then on it cannot be replaced."""
         self.process: SaverProcess | None = None
@@ -46,15 +57,35 @@ class SaveTask:
         """Return whether a process can read the state, because it is small or its buffers are shared."""
         return self.small or (self.packed is not None and self.packed.layout.shared)
 
+    def copy(self) -> None:
+        """Copy the tensors that `Snapshot.pack` left out, and free the state."""
+        assert self.packed is not None
+        try:
+            if self.packed.rest.unfinished:
+                self.packed.rest.copy()
+        finally:
+            self.source = None
+
     def encode(self) -> None:
         """Wait for the copy, and encode it; the buffers of a small state are not needed afterwards."""
         assert self.packed is not None
         self.packed.rest.wait()
         layout = self.packed.layout
         memory = {} if self.small else layout.memory()
-        save = serialize(self.packed.unpack(), self.job.path, self.job.label, layout.rebuilt, memory)
-        self.save = save._replace(replaces=self.job.replaces, spares=self.job.spares)
-        if self.seen_by_process:  # views of memory cannot be sent to a process
-            self.save = self.save.with_own_bytes()
+        save = self._encoded(self.packed.unpack(), layout.rebuilt, memory)
+        # views of memory cannot be sent to a process
+        self.save = save.with_own_bytes() if self.seen_by_process else save
         if self.small:
             self.snapshot = None
+
+    def _encoded(
+        self, state: dict[str, Any], rebuilt: Rebuilt, memory: Mapping[int, Mapped]
+    ) -> Save | PartSave:
+        job = self.job
+        if job.part is None:
+            save = serialize(state, job.path, job.label, rebuilt, memory)
+            return save._replace(replaces=job.replaces, spares=job.spares)
+        from eventloop.checkpoint.sharded.encode import encode_part  # it imports torch.distributed.checkpoint
+
+        part = encode_part(state, job.part, job.path, job.label, rebuilt, memory)
+        return part._replace(whole=part.whole._replace(replaces=job.replaces, spares=job.spares))

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from eventloop.costs.records import FILE
 from eventloop.reporting.diff.bootstrap import Difference, Points, Statistic, difference, rare
+from eventloop.reporting.diff.scores import Scores
 from eventloop.reporting.diff.series import (
     ITERATION,
     LEAST_ITERATIONS,
@@ -85,6 +86,8 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     """The limit of the regression gate, in percent of an iteration of A; None without a gate."""
     failed: list[str] = []
     """The names of the rows that are slower by more than the limit."""
+    scores: Scores | None = None
+    """The comparison of the scores, by `compare_scores`; it decides nothing about the limit."""
 
 
 def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:

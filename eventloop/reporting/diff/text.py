@@ -7,9 +7,10 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from eventloop.reporting.diff.comparing import LEAST, Diff, DiffRow, DiffRun
+from eventloop.reporting.diff.scores import ScoreRow, Scores
 from eventloop.reporting.diff.series import ITERATION, WARM_UP
 from eventloop.reporting.tables import encodable, plain
-from eventloop.util.formatting import ABSENT, duration, on_a_line, table
+from eventloop.util.formatting import ABSENT, duration, on_a_line, table, value_text
 
 WIDTH = 80
 """The width of a line in characters. Long names are cut, except the paths of the runs, and in JSON."""
@@ -17,7 +18,13 @@ LEAST_NAME = 16
 FOLDED = 0.01
 """The part of an iteration below which a handler without a real difference shares a line."""
 HEADER = ["phase or handler", "A", "B", "B - A, %", "95 % interval", ""]
-QUIET = frozenset({"noise", "unknown"})
+SCORES_NOTE = (
+    "Scores: A and B are the values at the last step that both runs have. mean B - A is over the pairs "
+    f"of equal step, without the first {WARM_UP:.0%}. Noise: the interval contains 0, or the mean is below "
+    "what it changes over the runs. Other seeds alone change scores as well."
+)
+SCORES_HEADER = ["score", "A", "B", "mean B - A", "95 % interval", "pairs", ""]
+QUIET = frozenset({"noise", "unknown", "equal"})
 """The verdicts whose rows are dimmed."""
 
 
@@ -31,7 +38,7 @@ class Line(NamedTuple):
 def diff_lines(
     diff: Diff, encoding: str = "utf-8", *, width: int = WIDTH, everything: bool = False
 ) -> list[Line]:
-    """Return the two runs, a row for each phase and handler, and an explanation of the figures.
+    """Return the two runs, rows for phases and handlers, then for scores, and an explanation of the figures.
 
     Args:
         encoding: the encoding of the output; characters that it lacks are replaced.
@@ -40,11 +47,7 @@ def diff_lines(
     """
     shown = [row for row in diff.rows if everything or not _is_folded(row, diff.iteration)]
     cells = [_cells(row, diff) for row in shown]
-    others = sum(2 + max(map(len, column)) for column in list(zip(HEADER, *cells, strict=True))[1:])
-    for row in cells:
-        row[0] = on_a_line(row[0], max(LEAST_NAME, width - others))
-    text = table(HEADER, cells, right=(1, 2, 3, 4))
-    head, rule, *rows = (text if encodable(text, encoding) else plain(text, encoding)).splitlines()
+    head, rule, *rows = _table(HEADER, cells, encoding, width)
     drawn = [Line(line, row.verdict in QUIET) for line, row in zip(rows, shown, strict=True)]
     if folded := len(diff.rows) - len(shown):
         text = f"{folded} more handlers differ by noise below {FOLDED:.0%} of an iteration (--all shows them)"
@@ -54,6 +57,62 @@ def diff_lines(
         *drawn,
         Line(""),
         *map(Line, _notes(diff, width)),
+        *([] if diff.scores is None else _score_lines(diff.scores, encoding, width)),
+    ]
+
+
+def _table(header: list[str], cells: list[list[str]], encoding: str, width: int) -> list[str]:
+    """Return the lines of a table, whose names are cut so that it fits the width if possible."""
+    others = sum(2 + max(map(len, column)) for column in list(zip(header, *cells, strict=True))[1:])
+    for row in cells:
+        row[0] = on_a_line(row[0], max(LEAST_NAME, width - others))
+    text = table(header, cells, right=range(1, len(header) - 1))
+    return (text if encodable(text, encoding) else plain(text, encoding)).splitlines()
+
+
+def _score_lines(scores: Scores, encoding: str, width: int) -> list[Line]:
+    """Return an empty line, a row for each score, and an explanation with the steps that are not compared."""
+    if not scores.rows:
+        return [Line(""), Line(scores.missing)]
+    head, rule, *rows = _table(SCORES_HEADER, [_score_cells(row) for row in scores.rows], encoding, width)
+    drawn = [Line(line, row.verdict in QUIET) for line, row in zip(rows, scores.rows, strict=True)]
+    text = "\n".join([SCORES_NOTE, *_unshared(scores.rows), *_not_finite(scores.rows)])
+    notes = (text if encodable(text, encoding) else plain(text, encoding)).splitlines()
+    explained = [Line(line) for note in notes for line in wrap(note, width)]
+    return [*map(Line, ("", head, rule)), *drawn, Line(""), *explained]
+
+
+def _score_cells(row: ScoreRow) -> list[str]:
+    values = [ABSENT if value is None else value_text(value) for value in (row.a, row.b)]
+    mean = ABSENT if row.difference is None else f"{row.difference:+.3g}"
+    interval = ABSENT if row.low is None else f"{row.low:+.2g} to {row.high:+.2g}"
+    return [_score_name(row), *values, mean, interval, f"{row.pairs:,}", row.verdict]
+
+
+def _score_name(row: ScoreRow) -> str:
+    return on_a_line(f"{row.mode} {row.name}")
+
+
+def _unshared(rows: list[ScoreRow]) -> list[str]:
+    """Return a line for the scores that lack the same numbers of steps in one of the runs."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        alone = ", ".join(f"{n:,} of {run}" for run, n in (("A", row.only_a), ("B", row.only_b)) if n)
+        if alone and not row.verdict.startswith("only"):
+            names.setdefault(alone, []).append(_score_name(row))
+    return [f"Steps of one run only, not compared: {alone} ({', '.join(n)})." for alone, n in names.items()]
+
+
+def _not_finite(rows: list[ScoreRow]) -> list[str]:
+    """Return a line for each score of a run that has NaN or infinite values."""
+    return [
+        f"NaN or infinite, left out: {_score_name(row)} of {run} ({count:,}, first at step {first:,})."
+        for row in rows
+        for run, count, first in (
+            ("A", row.not_finite_a, row.first_not_finite_a),
+            ("B", row.not_finite_b, row.first_not_finite_b),
+        )
+        if first is not None
     ]
 
 

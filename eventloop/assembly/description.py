@@ -1,0 +1,120 @@
+"""Describe a training for `run.json`, for the report and for trackers: its options, model and versions."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from eventloop._version import __version__
+from eventloop.assembly.hook_owner import given_arguments
+from eventloop.checkpoint.weights import unwrap
+from eventloop.description.plain_values import plain_value
+from eventloop.description.record import Begin, RunRecord
+from eventloop.optim.optimizers import named_optimizers
+from eventloop.resume.protocols import ResumableTrainer
+from eventloop.resume.state import TrainerState
+
+
+class DescribedTrainer(ResumableTrainer, Protocol):
+    """A trainer as its description sees it."""
+
+    state: TrainerState
+    config: dict[str, Any]
+
+
+def check_config(config: object) -> dict[str, Any]:
+    """Return the settings that a user gave as values that JSON has; {} for None.
+
+    Raises:
+        TypeError: it is no mapping, or a name in it is no text.
+    """
+    if config is None:
+        return {}
+    if not isinstance(config, Mapping):
+        raise TypeError(
+            "config must be a mapping of names to settings, such as vars(args) or a dict, got "
+            f"{type(config).__name__}"
+        )
+    for key in config:
+        if not isinstance(key, str):
+            raise TypeError(f"the names in config must be a str, got {key!r} ({type(key).__name__})")
+    plain: dict[str, Any] = plain_value(config)
+    return plain
+
+
+def record_begin(trainer: DescribedTrainer, *, trains: bool) -> Begin | None:
+    """Record the settings of a run that begins now, and return its begin; None unless it trains."""
+    trainer.state.settings.record_begin()
+    if not trains:
+        return None
+    return Begin(time=time.time(), iter=trainer.iter, host=socket.gethostname())
+
+
+def describe(trainer: DescribedTrainer, begin: Begin) -> RunRecord:
+    """Return what a training was begun with; it reads no tensor.
+
+    It looks at each parameter, which takes milliseconds for thousands, so the heartbeat's thread calls it.
+    """
+    known = [p for p in trainer.model.parameters() if not is_lazy(p)]
+    device = trainer.device or next((p.device for p in known), torch.device("cpu"))
+    return RunRecord(
+        begins=[begin],
+        model=type(unwrap(trainer.model)).__name__,
+        parameters=sum(p.numel() for p in known),
+        trainable=sum(p.numel() for p in known if p.requires_grad),
+        device=str(device),
+        ranks=trainer.world_size,
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        eventloop=__version__,
+        config=trainer.config,
+        options=options_of(trainer),
+    )
+
+
+def options_of(trainer: DescribedTrainer) -> dict[str, Any]:
+    """Return the settings that checkpoints have, and what hooks were constructed with, by their owners."""
+    settings = trainer.state.settings.state_dict()
+    length = "max_epochs" if trainer.by_epoch else "max_iters"
+    own = {length: getattr(trainer, length), "limit_batches": trainer.limits.given, **settings["run"]}
+    schedulers = [
+        {"type": type(scheduler).__name__, **_public(state)}
+        for scheduler, state in zip(trainer.schedulers, settings["param_schedulers"], strict=False)
+    ]
+    hooks = {
+        hook.name: {
+            "type": type(hook).__name__,
+            **given_arguments(hook),
+            **settings["hook_options"].get(hook.name, {}),
+        }
+        for hook in trainer.hooks
+    }
+    options = {
+        "trainer": {name: value for name, value in own.items() if value is not None},
+        "optimizer": _optimizers(trainer.optimizer, settings["optimizer"]),
+        "schedulers": schedulers,
+        "hooks": hooks,
+    }
+    plain: dict[str, Any] = plain_value({name: value for name, value in options.items() if value})
+    return plain
+
+
+def _optimizers(given: Any, groups: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return the class and the settings of an optimizer, or of each one by its name."""
+    found = {}
+    for name, optimizer in named_optimizers(given).items():
+        own = groups.get(name, [])
+        settings = own[0] if len(own) == 1 else {"param_groups": own}
+        found[name] = {"type": type(optimizer).__name__, **settings}
+    return found[""] if [*found] == [""] else found
+
+
+def _public(state: Any) -> dict[str, Any]:
+    """Return the values of a scheduler's state that are its arguments: the names of others begin with `_`."""
+    return {key: value for key, value in state.items() if not str(key).startswith("_")}

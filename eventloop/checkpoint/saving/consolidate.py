@@ -1,0 +1,111 @@
+"""Write a checkpoint as one file, for programs that read a whole state or weights; no ranks are needed.
+
+The command `eventloop checkpoints RUN --consolidate` uses it. Tensors that several ranks have written are
+read one after the other, while the file is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.storage import UntypedStorage
+
+from eventloop.checkpoint.archive import write_archive
+from eventloop.checkpoint.disk import Sink
+from eventloop.checkpoint.manifest import read_identified
+from eventloop.checkpoint.saving.publish import PublishedFormat, origin_of, write_beside
+from eventloop.checkpoint.saving.safetensors_file import check_flat, encode, require_safetensors
+from eventloop.checkpoint.serialize import bytes_of_storage, records_by
+from eventloop.checkpoint.store import Loaded, read_small_part
+from eventloop.checkpoint.verify import verify_published
+from eventloop.util.errors import CheckpointError
+
+
+def consolidate(path: Path, file_format: PublishedFormat = "pth") -> Path:
+    """Write one file from a checkpoint, next to it, and return the file's path.
+
+    The file is named `<checkpoint>-<first digits of its SHA-256>.<format>`. A checkpoint of several ranks
+    needs host memory for three of its largest tensors; any other checkpoint is read as a whole.
+
+    Args:
+        path: the checkpoint, which is verified first.
+        file_format: "pth" for the whole state, which `torch.load(weights_only=True)` reads, or "safetensors"
+            for the tensors of `state_dict`.
+
+    Raises:
+        FileNotFoundError: the checkpoint does not exist.
+        CheckpointError: the checkpoint is damaged, its `state_dict` does not fit the format, or a run has
+            replaced it meanwhile.
+        ImportError: the format is safetensors, which is not installed.
+        OSError: the file cannot be written.
+    """
+    if file_format == "safetensors":
+        require_safetensors("--format safetensors")
+    if path.is_file():
+        verify_published(path)
+    loaded = read_small_part(path)
+    loaded, read = _with_reader(loaded)
+    if file_format == "pth":
+        write = partial(_write_state, loaded, read)
+    else:
+        check_flat(loaded.state["state_dict"], f"{loaded.path}, its state_dict,", "--format pth")
+        write = partial(_write_weights, loaded, read)
+    return write_beside(loaded.path, file_format, partial(_unless_replaced, loaded, write))
+
+
+Read = Callable[[Any], torch.Tensor | None]
+"""The type of a function that reads the values of a tensor or a storage; None if it has its values."""
+
+
+def _with_reader(loaded: Loaded) -> tuple[Loaded, Read]:
+    """Return a checkpoint with empty tensors for those in its shards, and the function that reads these.
+
+    The empty tensors are never written to, so the system gives them no memory.
+
+    Raises:
+        CheckpointError: a file of the checkpoint is damaged.
+    """
+    shards = loaded.shards
+    if shards is None:
+        return loaded, lambda _: None
+    if wrong := shards.damage():
+        raise CheckpointError(wrong)
+    state, targets = shards.with_empty(loaded.state)
+    keys = {tensor.data_ptr(): key for key, tensor in targets.items() if tensor.numel()}
+
+    def read(empty: torch.Tensor | UntypedStorage) -> torch.Tensor | None:
+        if (key := keys.get(empty.data_ptr())) is None:
+            return None
+        tensor = torch.empty_like(targets[key])
+        shards.read({key: tensor})
+        return tensor
+
+    return loaded._replace(state=state), read
+
+
+def _write_state(loaded: Loaded, read: Read, sink: Sink) -> None:
+    def bytes_of(storage: UntypedStorage) -> bytes | memoryview:
+        tensor = read(storage)
+        return bytes_of_storage(storage if tensor is None else tensor.untyped_storage())
+
+    write_archive(records_by(bytes_of, loaded.state, {}), sink)
+
+
+def _write_weights(loaded: Loaded, read: Read, sink: Sink) -> None:
+    def values(tensor: torch.Tensor) -> torch.Tensor:
+        found = read(tensor)
+        return tensor if found is None else found
+
+    for piece in encode(loaded.state["state_dict"], {}, origin_of(loaded.state), values):
+        sink.write(piece)
+
+
+def _unless_replaced(loaded: Loaded, write: Callable[[Sink], None], sink: Sink) -> None:
+    """Write the file; raise CheckpointError if the checkpoint is another one by then."""
+    write(sink)
+    if loaded.shards is not None and read_identified(loaded.path)[1] != loaded.sha256:
+        raise CheckpointError(f"{loaded.path} was replaced while it was read: consolidate it again")

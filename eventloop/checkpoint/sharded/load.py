@@ -1,0 +1,78 @@
+"""Fill the tensors of a program from a checkpoint that several ranks have written, without a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+from torch.distributed.tensor import DTensor
+
+from eventloop.checkpoint.manifest import read_manifest
+from eventloop.checkpoint.sharded.reader import Entry, Shards
+from eventloop.checkpoint.verify import check_sizes
+from eventloop.util.errors import CheckpointError
+from eventloop.util.suggest import near
+
+
+def load_sharded(path: str | Path, tensors: Mapping[str, torch.Tensor], *, verify: bool = True) -> list[str]:
+    """Fill tensors in place from a checkpoint that several ranks have written; return the keys left out.
+
+    Each process reads what its tensors need: of a DTensor its own part, whatever divides it and whichever
+    ranks have written it. No process waits for another one, and no code from a file is executed. Nothing is
+    changed unless all tensors fit and the files are whole.
+
+        from eventloop.checkpoint import load_sharded
+
+        weights = {f"state_dict.{name}": tensor for name, tensor in model.state_dict().items()}
+        left_out = load_sharded("runs/large/epoch_3", weights)
+        assert not [key for key in left_out if key.startswith("state_dict.")]
+
+    Args:
+        path: the checkpoint's directory.
+        tensors: plain tensors and DTensors by key: `state_dict.<name>`, `ema_state_dict.<name>`, or
+            `optimizer.<parameter>.<state>`, such as `optimizer.head.weight.exp_avg`.
+        verify: compare every file that has a part of these tensors with its hash first. With False only the
+            sizes are compared, for programs of many ranks of which one calls `verify_checkpoint`.
+
+    Returns:
+        The keys of the checkpoint's tensors that `tensors` lacks.
+
+    Raises:
+        CheckpointError: the path is no such checkpoint, it is damaged, it lacks a key, or a tensor has
+            another shape or type; the message lists all of these.
+    """
+    path = Path(path)
+    manifest = read_manifest(path)
+    if manifest.ranks is msgspec.UNSET:
+        raise CheckpointError(
+            f"{path}: expected a checkpoint that several ranks have written, got one of a single process: "
+            "load_checkpoint reads it"
+        )
+    shards = Shards.of(path, manifest)
+    if wrong := [line for key, tensor in tensors.items() if (line := _why_not(key, tensor, shards.entries))]:
+        lines = "\n  ".join(wrong)
+        raise CheckpointError(f"{path} does not fit the tensors; nothing was loaded:\n  {lines}")
+    check_sizes(path, manifest)
+    files = {chunk[2] for key in tensors for chunk in shards.entries[key].chunks}
+    if verify and (damage := shards.damage_in(sorted(files))):
+        raise CheckpointError(damage)
+    shards.read(dict(tensors))
+    return [key for key in shards.entries if key not in tensors]
+
+
+def _why_not(key: str, tensor: object, entries: Mapping[str, Entry]) -> str:
+    """Return why a tensor cannot be filled; "" if it can."""
+    if (entry := entries.get(key)) is None:
+        return f"{key}: not in the checkpoint{near(key, entries)}"
+    if not isinstance(tensor, torch.Tensor):
+        return f"{key}: expected a tensor, got a {type(tensor).__name__}"
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        return f"{key}: expected a dense tensor with memory, got one of {tensor.layout} on {tensor.device}"
+    if isinstance(tensor, DTensor) and any(each.is_partial() for each in tensor.placements):
+        return f"{key}: expected a DTensor that is sharded or replicated, got one of {tensor.placements}"
+    if tuple(tensor.shape) != entry.shape or tensor.dtype != entry.type:
+        theirs, own = f"{entry.shape} of {entry.type}", f"{tuple(tensor.shape)} of {tensor.dtype}"
+        return f"{key}: the checkpoint has {theirs}, the tensor is {own}"
+    return ""

@@ -1,0 +1,51 @@
+"""Convert settings to values that JSON has. This module imports no torch.
+
+The trainer and `run.json` use it for the configuration that a user gives, which may hold any object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from os import PathLike
+from typing import Any
+
+from eventloop.util.surrogates import escaped
+
+DEEPEST = 8
+"""The levels of mappings and lists that are kept as such; what is further inside becomes a text."""
+LONGEST = 200
+"""The largest number of characters of the text of an object."""
+
+
+def plain_value(value: Any, depth: int = 0) -> Any:
+    """Return a value as JSON has it: texts, numbers, lists and mappings of these.
+
+    Any other object becomes its `repr`, cut to `LONGEST` characters; NaN and infinities become texts, too.
+    """
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return escaped(str(value))
+        case int() if abs(value) < 1 << 63:
+            return int(value)
+        case float() if isfinite(value):
+            return float(value)
+        case Mapping() if depth < DEEPEST:
+            return {escaped(str(key)): plain_value(item, depth + 1) for key, item in value.items()}
+        case list() | tuple() if depth < DEEPEST:
+            return [plain_value(item, depth + 1) for item in value]
+        case PathLike():
+            return escaped(str(value))
+    text = escaped(repr(value))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings by names such as `optimizer.lr`; lists stay whole."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

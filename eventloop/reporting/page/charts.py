@@ -1,0 +1,372 @@
+"""Draw the charts of a report with plotly.
+
+`html` puts them on the page. Importing this module imports plotly. `text` escapes names that come from a run,
+because plotly interprets some HTML tags in every string.
+"""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Sequence
+from math import floor, log, log10
+from statistics import median
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from eventloop.costs.records import PHASES, WAITS, HandlerCost, RunCosts, Times, phase_names
+from eventloop.costs.step_clock import TIMES
+from eventloop.costs.trend import medians, trend
+from eventloop.reporting.curves import Curve
+from eventloop.reporting.facts import PHASE_COLOURS, RUN_COLOURS
+from eventloop.reporting.report import Report
+from eventloop.reporting.run_tables import (
+    MATTERS,
+    by_key,
+    phase_name,
+    with_includes,
+    with_unit,
+)
+from eventloop.util.formatting import duration, on_a_line, share, three_digits
+
+BAD = "#d23b3b"
+GREY = "#8e98a6"
+_TICKS = [factor * 10.0**power for power in range(-7, 5) for factor in (1, 2, 5)]
+"""Candidates for the ticks of an axis of step times, in seconds."""
+_ABOVE = {"type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+_ABOVE |= {"pad": {"b": 4, "t": 0, "l": 0, "r": 0}}
+"""The place of a chart's buttons: at the left above the chart, as plotly's own are at the right."""
+_LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "traceorder": "normal"}
+_CLEAR = "rgba(0,0,0,0)"
+DASHES = {"train": "solid", "val": "dash", "test": "dot"}
+CLIP = 4
+"""The highest value on a phase chart's axis, as a multiple of the median iteration.
+
+Rare longer iterations are cut off, and a button shows them.
+"""
+BUTTONS = 34
+"""The height in pixels that is kept free for the buttons above a chart."""
+FEW = 80
+"""The largest number of points for which a curve is drawn with markers."""
+MOST_HANDLERS = 20
+FEWEST_HANDLERS = 5
+"""The number of handlers that are drawn even if they take less than 1 % of an iteration."""
+NAME = 22
+"""The height of a handler's or run's name above its bars, in pixels."""
+BAR = 18
+"""Height of a bar in pixels."""
+BIN = 1.1
+"""The ratio of the upper to the lower edge of a bin in the histogram of step times."""
+PERCENTILES = ("p50", "p90", "p99")
+LABEL = 0.13
+"""The height of the label of a percentile, as a share of the height of its chart."""
+MEDIANS = "A bar of medians may be shorter than the median iteration: they need not add up to it."
+
+
+class NamedRun(NamedTuple):
+    """A run with the name and the colour that it has on the page."""
+
+    name: str
+    report: Report
+    colour: str
+
+    @property
+    def costs(self) -> RunCosts:
+        """Return the costs of the run; call it only for a run that has costs."""
+        assert self.report.costs is not None
+        return self.report.costs
+
+
+class Chart(NamedTuple):
+    """A figure of the page, with its title and a remark below it."""
+
+    title: str
+    figure: go.Figure
+    note: str = ""
+
+
+def name_runs(names: Sequence[str], reports: Sequence[Report]) -> list[NamedRun]:
+    """Pair each report with its name and a colour."""
+    return [
+        NamedRun(name, report, RUN_COLOURS[number % len(RUN_COLOURS)])
+        for number, (name, report) in enumerate(zip(names, reports, strict=True))
+    ]
+
+
+def text(value: str, width: int = 44) -> str:
+    """Escape a text that comes from a run, because plotly interprets HTML; cut it to `width` characters."""
+    return html.escape(on_a_line(value, width), quote=False)
+
+
+def _lay_out(figure: go.Figure, height: int, **layout: Any) -> None:
+    """Set the height and margins of a chart, with its buttons at the top and its legend at the bottom."""
+    margin = {"l": 10, "r": 10, "t": BUTTONS, "b": 10}
+    figure.update_layout(template="none", height=height, margin=margin, legend=_LEGEND)
+    figure.update_layout(paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR, **layout)
+    figure.update_xaxes(automargin=True).update_yaxes(automargin=True, zeroline=False)
+
+
+class _Rows:
+    """The layout of a bar chart whose rows are a name above horizontal bars.
+
+    A row is 1 high in the units of the y-axis. Bars begin at 0 in their row, and the name is above them.
+    """
+
+    def __init__(self, names: Sequence[str], bars: int) -> None:
+        rows, pixels = [*range(len(names))], NAME + BAR * bars
+        self.pixels = pixels * len(names) + 150
+        """The height of the chart, with the axis and the buttons."""
+        self.width = BAR / pixels
+        """The thickness of a bar, in units of the y-axis."""
+        self.axis: dict[str, Any] = {"tickvals": rows, "ticktext": [text(name) for name in names]}
+        """The options of the y-axis, which lists the names from top to bottom; names may repeat."""
+        high = self.width * bars
+        self.axis |= {"range": [len(rows) - 1 + high, high - 1], "showgrid": False}
+        self.axis |= {"ticks": "", "ticklabelposition": "inside top"}
+
+
+def phase_charts(runs: Sequence[NamedRun]) -> list[Chart]:
+    """Return the charts of the iterations: phases, histogram of times, and phases over the run."""
+    if not runs:
+        return []
+    return [_phase_chart(runs), *_step_time_charts(runs), *_trend_charts(runs)]
+
+
+def _phase_chart(runs: Sequence[NamedRun]) -> Chart:
+    """Return the chart of an iteration's phases, with bars for each run's mean, device and median times."""
+    bars: dict[str, dict[str, float]] = {}  # seconds of an iteration by phase
+    for run in runs:
+        for what, phases in (("mean", run.costs.phases), ("on the device", run.costs.device)):
+            if phases is not None and (number := phases.iterations):
+                names = (*PHASES, *WAITS, "wall")
+                bars[f"{run.name}, {what}"] = {name: getattr(phases, name) / number for name in names}
+        if usual := medians(run.costs):
+            bars[f"{run.name}, median"] = usual
+    figure, rows = go.Figure(), _Rows([*bars], 1)
+    shown = phase_names(*(run.costs.phases for run in runs))
+    for phase in shown:
+        figure.add_bar(
+            x=[seconds[phase] * 1e3 for seconds in bars.values()],
+            y=[*range(len(bars))],
+            orientation="h",
+            name=phase_name(phase),
+            text=[share(seconds[phase], seconds["wall"]) for seconds in bars.values()],
+            textposition="inside",
+            textangle=0,
+            marker_color=PHASE_COLOURS[phase],
+            offset=0,
+            width=rows.width,
+            hovertemplate=f"{phase_name(phase)}: %{{x:.4g}} ms, %{{text}}<extra></extra>",
+        )
+    longest = max(sum(seconds[phase] for phase in shown) for seconds in bars.values()) * 1e3
+    layout = {"barmode": "stack", "xaxis_title": "ms an iteration", "xaxis_range": [0, longest or 1.0]}
+    _lay_out(figure, rows.pixels, uniformtext={"mode": "hide", "minsize": 11}, yaxis=rows.axis, **layout)
+    return Chart(
+        "Where an iteration's time goes", figure, MEDIANS if any(r.costs.trend for r in runs) else ""
+    )
+
+
+def _step_time_charts(runs: Sequence[NamedRun]) -> list[Chart]:
+    """Return a chart with a histogram of step times for each run, or [] if no cost record has a histogram."""
+    shown = [run for run in runs if run.costs.histogram]
+    if not shown:
+        return []
+    several = len(runs) > 1
+    titles = [text(run.name) for run in shown] if several else None
+    figure = make_subplots(
+        len(shown), 1, shared_xaxes=True, subplot_titles=titles, vertical_spacing=0.3 / len(shown)
+    )
+    figure.update_annotations(x=0, xanchor="left")
+    for row, run in enumerate(shown, 1):
+        edges, counts = _bins(run.costs.histogram)
+        pairs = zip(edges, counts, strict=True)
+        figure.add_scatter(
+            x=[log10(edge) for edge in edges],
+            y=counts,
+            name=text(run.name),
+            mode="lines",
+            fill="tozeroy",
+            line={"shape": "hv", "width": 1, "color": run.colour},
+            hovertext=[f"{duration(edge)} to {duration(edge * BIN)}: {n:,} iterations" for edge, n in pairs],
+            hovertemplate="%{hovertext}<extra></extra>",
+            row=row,
+            col=1,
+        )
+        highest = max(counts) / (1 - LABEL * len(PERCENTILES)) if run.costs.iteration.samples else None
+        figure.update_yaxes(range=[0, highest], row=row, col=1)
+        _add_percentiles(figure, run.costs.iteration, row, middle=log10(edges[0] * edges[-1]) / 2)
+    ends = [edge for run in shown for edge, _ in run.costs.histogram]
+    ticks = [seconds for seconds in _TICKS if min(ends) / 2 <= seconds <= max(ends) * 2]
+    _lay_out(figure, 90 + 150 * len(shown) + 60 * (not several), showlegend=False)
+    figure.update_xaxes(tickvals=[log10(t) for t in ticks], ticktext=[duration(t) for t in ticks])
+    figure.update_xaxes(title="time of one iteration", row=len(shown), col=1).update_yaxes(title="iterations")
+    return [Chart("How long single iterations take", figure)]
+
+
+def _bins(histogram: Sequence[tuple[float, int]]) -> tuple[list[float], list[int]]:
+    """Return the lower edges in seconds and the counts of gapless bins, with an empty bin at each end."""
+    found: Counter[int] = Counter()
+    for edge, count in histogram:
+        found[floor(log(edge, BIN) + 1e-6)] += count
+    steps = range(min(found) - 1, max(found) + 2)
+    return [BIN**step for step in steps], [found[step] for step in steps]
+
+
+def _add_percentiles(figure: go.Figure, times: Times, row: int, *, middle: float) -> None:
+    """Add a vertical line for each percentile, with labels above the bars, each lower than the last one.
+
+    The labels are on the inner side of their lines; the axis leaves the height of as many labels to them.
+    """
+    for number, name in enumerate(PERCENTILES if times.samples else ()):
+        at = log10(seconds) if (seconds := getattr(times, name)) > 0 else middle
+        figure.add_vline(at, line={"color": GREY, "dash": "dot", "width": 1.5}, row=row, col=1)
+        place = {"x": at, "xanchor": "left" if at <= middle else "right", "y": 1 - LABEL * number}
+        place |= {"yref": "y domain", "yanchor": "top"}
+        figure.add_annotation(place, text=f"{name} {duration(seconds)}", showarrow=False, row=row, col=1)
+
+
+def _trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
+    """Return one chart for each run with its phases over the iterations, all with the same y-axis."""
+    shown = [run for run in runs if trend(run.costs, "wall")]
+    walls = [[seconds * 1e3 for seconds in trend(run.costs, "wall")] for run in shown]
+    # the limit uses each run's own median, so that a fast run does not cut off a slow one
+    top = max((min(max(wall), CLIP * median(wall)) for wall in walls), default=0.0)
+    charts = []
+    for run, wall in zip(shown, walls, strict=True):
+        figure = go.Figure()
+        starts = [point.first_iter for point in run.costs.trend if point.phases.iterations]
+        for phase in phase_names(run.costs.phases):
+            figure.add_scatter(
+                x=starts,
+                y=[seconds * 1e3 for seconds in trend(run.costs, phase)],
+                name=phase_name(phase),
+                mode="lines",
+                stackgroup="phases",
+                line={"shape": "hv", "width": 0},
+                fillcolor=PHASE_COLOURS[phase],
+                hovertemplate="%{y:.4g} ms",
+            )
+        titles = {"xaxis_title": "iteration", "yaxis_title": "ms an iteration"}
+        height, highest = 320 if len(runs) == 1 else 260, top * 1.06 or 1.0
+        _lay_out(figure, height, hovermode="x unified", **titles, yaxis_range=[0, highest])
+        title = "The phases over the iterations" if len(runs) == 1 else f"{run.name}: phases over iterations"
+        clipped = f"Points up to {three_digits(max(wall))} ms are beyond the axis; “Autoscale” shows all."
+        charts.append(Chart(title, figure, clipped if max(wall) > top else ""))
+    return charts
+
+
+def handler_charts(runs: Sequence[NamedRun]) -> list[Chart]:
+    """Return the chart of the most expensive handlers of an iteration, with a bar for each run.
+
+    The list is empty if there is nothing to draw. A handler whose time includes other phases is not
+    comparable, so a note names it in place of a bar.
+    """
+    found = [by_key(run.costs, inside=True) for run in runs]
+    microseconds = [
+        {
+            key: h.seconds / run.costs.phases.iterations * 1e6
+            for key, h in handlers.items()
+            if h.calls > 1 and not h.includes
+        }
+        for run, handlers in zip(runs, found, strict=True)
+    ]
+    most = {key: max(each.get(key, 0.0) for each in microseconds) for each in microseconds for key in each}
+    means = [run.costs.phases.wall / run.costs.phases.iterations * 1e6 for run in runs]
+    least = MATTERS * min(means, default=0.0)
+    ranked = sorted(most, key=lambda key: -most[key])[:MOST_HANDLERS]
+    keys = [key for number, key in enumerate(ranked) if number < FEWEST_HANDLERS or most[key] >= least]
+    if not keys:
+        return []
+    rows = _Rows(keys, len(runs))
+    figure = go.Figure()
+    for number, (run, handlers, each) in enumerate(zip(runs, found, microseconds, strict=True)):
+        shown = {row: handlers[key] for row, key in enumerate(keys) if key in each}
+        figure.add_bar(
+            x=[each[keys[row]] for row in shown],
+            y=[*shown],
+            orientation="h",
+            name=text(run.name),
+            texttemplate="%{x:,.3r}",
+            textposition="outside",
+            cliponaxis=False,
+            offset=number * rows.width,
+            width=rows.width,
+            marker={"color": [BAD if handler.over_budget else run.colour for handler in shown.values()]},
+            hovertext=[_hover(text(keys[row], 90), h.times, h.budget) for row, h in shown.items()],
+            hovertemplate="%{x:,.4g} µs an iteration<br>%{hovertext}<extra></extra>",
+        )
+    layout = {"xaxis_title": "µs an iteration, mean", "yaxis": rows.axis}
+    span = [0, 1.15 * most[keys[0]] or 1.0]
+    _lay_out(figure, rows.pixels, showlegend=len(runs) > 1, **layout, xaxis_range=span)
+    note = _handler_note(found, len(most) - len(keys))
+    return [Chart("What each handler adds to an iteration", figure, note)]
+
+
+def _handler_note(found: Sequence[dict[str, HandlerCost]], others: int) -> str:
+    """Return the note below the chart of handlers: which ones are not drawn, and the meaning of red."""
+    every = [(key, handler) for handlers in found for key, handler in handlers.items()]
+    left_out = dict.fromkeys(with_includes(handler, key) for key, handler in every if handler.includes)
+    notes = {
+        f"{others:,} less expensive ones are in the table alone.": others > 0,
+        "Red: over its budget.": any(handler.over_budget for _, handler in every),
+        f"Not drawn: {', '.join(left_out)}.": bool(left_out),
+    }
+    return " ".join(note for note, holds in notes.items() if holds)
+
+
+def _hover(what: str, times: Times, budget: float | None) -> str:
+    spread = f"p50 {duration(times.p50)}, p99 {duration(times.p99)}, max {duration(times.max)}"
+    limit = "" if budget is None else f"<br>its budget for p99: {duration(budget)}"
+    return f"{what}<br>{spread}, {times.samples:,} samples{limit}"
+
+
+def scalar_charts(runs: Sequence[NamedRun]) -> list[Chart]:
+    """Return a chart for each logged scalar, with a line for each mode and run."""
+    found: dict[str, list[tuple[NamedRun, Curve]]] = {}
+    for run in runs:
+        for curve in run.report.log.curves if run.report.log is not None else []:
+            found.setdefault(curve.name, []).append((run, curve))
+    names = sorted(found, key=lambda name: name in (*TIMES, "lr"))  # the least interesting ones last
+    return [_scalar_chart(name, found[name], alone=len(runs) == 1) for name in names]
+
+
+def _scalar_chart(name: str, members: Sequence[tuple[NamedRun, Curve]], *, alone: bool) -> Chart:
+    figure = go.Figure()
+    for number, (run, curve) in enumerate(members):
+        colour = RUN_COLOURS[number % len(RUN_COLOURS)] if alone else run.colour
+        label = text(curve.mode) if alone else f"{text(run.name, 30)} {text(curve.mode)}"
+        dash = "solid" if alone else DASHES.get(curve.mode, "dashdot")
+        band = {"x": curve.steps, "mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False}
+        band["legendgroup"] = label
+        if curve.low:  # a band between the least and the greatest record of each point
+            figure.add_scatter(**band, y=curve.low)
+            figure.add_scatter(**band, y=curve.high, fill="tonexty", fillcolor=_pale(colour))
+        figure.add_scatter(
+            x=curve.steps,
+            y=curve.mean,
+            name=label,
+            legendgroup=label,
+            line={"color": colour, "width": 1.6, "dash": dash},
+            hovertemplate="%{y:.5g}",
+            mode="lines+markers" if len(curve.steps) <= FEW else "lines",
+        )
+        if curve.first_not_finite is not None:
+            note = f"{label}: {curve.not_finite:,} NaN or inf"
+            line = {"color": BAD, "dash": "dot"}
+            step = curve.first_not_finite
+            figure.add_vline(step, line=line, annotation_text=note, annotation_font_color=BAD)
+    kinds = [
+        {"label": k, "method": "relayout", "args": [{"yaxis.type": k, "yaxis.autorange": True}]}
+        for k in ("linear", "log")
+    ]
+    buttons = [{"buttons": kinds, **_ABOVE}]
+    legend = len(members) > 1
+    _lay_out(figure, 300, hovermode="x unified", showlegend=legend, xaxis_title="step", updatemenus=buttons)
+    return Chart(with_unit(name), figure)
+
+
+def _pale(colour: str) -> str:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.22)"

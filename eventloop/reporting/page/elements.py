@@ -1,0 +1,67 @@
+"""Make the elements of the page from the report's tables and facts, as HTML with all texts escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+
+from eventloop.reporting.facts import Fact
+from eventloop.reporting.tables import Table
+from eventloop.util.formatting import on_a_line
+
+BREAKS = re.compile(r"(?<=\w)([._])(?=\w)")
+"""Matches the places at which a long name may be broken across lines."""
+
+
+def table_html(table: Table, styles: Sequence[str] = ()) -> str:
+    """Return a table with the lines of its note below it.
+
+    It scrolls horizontally in its own box if it is wider than the screen.
+
+    Args:
+        styles: the style of the first cell of each row; () for none.
+    """
+    header = "".join(_cell("th", name, column < table.left) for column, name in enumerate(table.header))
+    rows = []
+    for number, row in enumerate(table.rows):
+        cells = [
+            _cell(
+                "td", cell, column < table.left, table.marks.get(at := (number, column)), table.below.get(at)
+            )
+            for column, cell in enumerate(row)
+        ]
+        if styles:
+            cells[0] = f'<td style="{styles[number]}">{escape(row[0])}</td>'
+        rows.append(f"<tr{' class=bad' if number in table.bad else ''}>{''.join(cells)}</tr>")
+    notes = [f"Red: {table.why}." if table.bad and table.why else "", *table.note.splitlines()]
+    body = f"<thead><tr>{header}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    return f"<div class=table tabindex=0><table>{body}</table></div>{remarks(notes)}"
+
+
+def _cell(tag: str, value: str, is_text: bool, mark: str | None = None, below: str | None = None) -> str:
+    text = escape(on_a_line(value))
+    if is_text:
+        text = BREAKS.sub(r"\1<wbr>", text)
+    inner = f"<span class={mark}>{text}</span>" if mark else text
+    small = f"<small>{below}</small>" if below else ""
+    return f"<{tag}{'' if is_text else ' class=number'}>{inner}{small}</{tag}>"
+
+
+def facts_html(facts: Sequence[Fact]) -> str:
+    """Return named values as a list."""
+    rows = "".join(
+        f"<dt>{escape(name)}</dt><dd{' class=bad' if bad else ''}>{escape(on_a_line(value))}</dd>"
+        for name, value, bad in facts
+    )
+    return f"<dl>{rows}</dl>" if rows else ""
+
+
+def remarks(lines: Sequence[str]) -> str:
+    """Return lines of remarks, without those that are empty."""
+    return "".join(f"<p class=remark>{escape(line)}</p>" for line in lines if line)
+
+
+def folded(what: str, table: Table) -> str:
+    """Return a table that opens with a click on `what`."""
+    return f"<details><summary>{escape(what)}</summary>{table_html(table)}</details>"

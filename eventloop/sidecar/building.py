@@ -1,0 +1,121 @@
+"""Find the function that builds a trainer, and build an evaluator with it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from eventloop.assembly.evaluator_run import building_evaluator
+from eventloop.training.trainer import Trainer
+
+
+class Place(NamedTuple):
+    """Where a function is: a module's name or the path of a file, and the function's name."""
+
+    module: str
+    function: str
+
+    @property
+    def is_file(self) -> bool:
+        """Return whether the module is given by the path of its file."""
+        return self.module.endswith(".py")
+
+
+def place_of(text: object) -> Place:
+    """Return the parts of "module:function", or of "path/to/file.py:function".
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"build: expected 'module:function', got {text!r}")
+    module, _, function = text.rpartition(":")
+    is_name = all(part.isidentifier() for part in module.split("."))
+    if not function.isidentifier() or not (is_name or module.endswith(".py")):
+        raise ValueError(f"build: expected 'module:function' or 'path/to/file.py:function', got {text!r}")
+    if module == "__main__":
+        raise ValueError(
+            f"build: expected a module that another process can import, got {text!r}: give the name of its "
+            "file, such as 'train:build', whose script part is below `if __name__ == \"__main__\"`"
+        )
+    return Place(module, function)
+
+
+def find_function(text: str) -> Callable[[], Any]:
+    """Import the module, and return the function; the current directory is searched first.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ImportError: there is no such module.
+        TypeError, ValueError: the text has another form, or the module has no such function.
+        Exception: the module has raised it.
+    """
+    place = place_of(text)
+    module = _of_file(Path(place.module)) if place.is_file else _of_name(place.module)
+    function = getattr(module, place.function, None)
+    if function is None or not callable(function):
+        functions = [name for name, value in vars(module).items() if callable(value) and name[0] != "_"]
+        raise ValueError(
+            f"expected a function {place.function!r} in {place.module}, which has "
+            f"{', '.join(functions) or 'no function'}"
+        )
+    found: Callable[[], Any] = function
+    return found
+
+
+def build_trainer(text: str, device: str | None = None) -> Trainer:
+    """Build an evaluator: a trainer that writes into no run's directory.
+
+    Args:
+        text: the function, as in `find_function`.
+        device: its device; None for that of the function's trainer.
+
+    Raises:
+        TypeError: the function returns no trainer.
+        ValueError: the trainer has no `val_loader`.
+        Exception: as `find_function`, or raised by the function.
+    """
+    function = find_function(text)
+    with building_evaluator(device):
+        trainer = function()
+    if not isinstance(trainer, Trainer):
+        raise TypeError(f"expected {text} to return a Trainer, got {type(trainer).__name__}")
+    if trainer.val_loader is None:
+        raise ValueError(f"expected {text} to return a Trainer with a val_loader, got one without")
+    return trainer
+
+
+def _of_name(name: str) -> ModuleType:
+    _search_first(os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # of another module, which this one imports
+        raise ModuleNotFoundError(
+            f"expected a module {name!r} in {os.getcwd()} or among the installed packages, got none",
+            name=error.name,
+        ) from error
+
+
+def _of_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise FileNotFoundError(f"expected a Python file at {path}, got none")
+    _search_first(str(path.resolve().parent))
+    spec = spec_from_file_location(path.stem, path.resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _search_first(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)

@@ -1,0 +1,37 @@
+"""The program of the child process that validates the checkpoints of a training: `child` starts it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from eventloop.processes.launch import END_SIGNALS
+from eventloop.sidecar.evaluator import Evaluator, lower_priority, owning_evaluations
+from eventloop.util.errors import WorkDirInUseError
+from eventloop.util.terminal import print_line
+
+
+def main() -> int:
+    """Follow the run that the command line names, and return the exit code: 2 if another evaluator lives."""
+    # Ctrl-C and a job scheduler's SIGTERM reach the whole process group; the training ends this process
+    for signum in END_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
+    lower_priority()
+    run, build, device, threads = json.loads(sys.argv[1])
+    torch.set_num_threads(threads)  # the sums of a reduction depend on it
+    try:
+        with owning_evaluations(Path(run)):
+            Evaluator(Path(run), build, device=device, show=print_line).run(follow=True)
+    except WorkDirInUseError as error:
+        print_line(str(error))
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

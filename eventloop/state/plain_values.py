@@ -1,0 +1,141 @@
+"""Convert a state to tensors and plain values, which `torch.load(weights_only=True)` can read.
+
+All code that puts a user's `state_dict` into a checkpoint uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from eventloop.state.containers import MAPPINGS, SEQUENCES
+from eventloop.state.sharded import NO_SHARDS_THERE, is_dtensor, is_sharded, refuse_sharded
+
+_PLAIN = frozenset(
+    {str, int, float, bool, complex, bytes, type(None), torch.Size, torch.dtype, torch.device, torch.Tensor}
+)
+"""The types of values that are saved as they are."""
+
+
+class _NotPlainError(Exception):
+    """A value that is not plain, and the keys that lead to it, innermost first."""
+
+    def __init__(self, found: Any) -> None:
+        self.found, self.keys = found, [""]
+
+
+def plain(value: Any, where: str, *, shards: bool = False) -> Any:
+    """Return a nested state as tensors and plain values; convert NumPy's numbers to Python's.
+
+    Args:
+        value: the state.
+        where: the place of the state in the checkpoint, for the message.
+        shards: whether it may have DTensors.
+    """
+    try:
+        return _plain(value, shards)
+    except _NotPlainError as error:
+        where += "".join(reversed(error.keys))
+        refuse_sharded(f"the checkpoint's {where}", error.found, NO_SHARDS_THERE)
+        raise TypeError(
+            f"the checkpoint's {where} is {error.found!r}, a {type(error.found).__name__}: a state_dict must "
+            "consist of tensors, numbers, strings, lists and dicts, so that weights_only=True can load it"
+        ) from None
+
+
+def _plain(value: Any, shards: bool) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, torch.Tensor):
+        return _plain_tensor(value, shards)
+    if isinstance(value, MAPPINGS):
+        return {
+            key if type(key) in _PLAIN else _plain(key, False): item
+            if type(item) in _PLAIN
+            else _inside(item, key, shards)
+            for key, item in value.items()
+        }
+    if isinstance(value, SEQUENCES):
+        items = [item if type(item) in _PLAIN else _inside(item, i, shards) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if type(value) is set:
+        return {_plain(item, shards) for item in value}
+    if isinstance(value, np.generic) and type(number := value.item()) in _PLAIN:
+        return number  # dates and long doubles do not convert to a plain number
+    raise _NotPlainError(value)
+
+
+def _plain_tensor(tensor: torch.Tensor, shards: bool) -> torch.Tensor:
+    """Return a tensor as a type that `torch.load` knows; a subclass is replaced, and shares its memory.
+
+    A wrapper subclass has no memory of its own, and is returned unchanged.
+    """
+    if is_sharded(tensor) and not (shards and is_dtensor(tensor)):
+        raise _NotPlainError(tensor)
+    if type(tensor).__module__.partition(".")[0] == "torch" or is_traceable_wrapper_subclass(tensor):
+        return tensor
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
+
+
+def _inside(value: Any, key: object, shards: bool) -> Any:
+    """Convert a value, and add its key to an error.
+
+    The keys are collected only after an error, because building a string for every value would cost more than
+    all other work.
+    """
+    try:
+        return _plain(value, shards)
+    except _NotPlainError as error:
+        error.keys.append(f"[{key!r}]")
+        raise
+
+
+def arrays_as_tensors(value: Any) -> tuple[Any, list[list[Any]]]:
+    """Return a nested state with tensors in place of NumPy's numeric arrays, and the keys that lead to each.
+
+    Arrays of objects, texts and dates, and subclasses, such as masked arrays, are left as they are.
+    """
+    if type(value) is np.ndarray and value.dtype.kind in "biufc" and value.dtype.itemsize <= 16:
+        native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+        try:
+            return torch.from_numpy(native), [[]]
+        except TypeError:  # long doubles
+            return value, []
+    if isinstance(value, MAPPINGS):
+        items: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, SEQUENCES):
+        items = enumerate(value)
+    else:
+        return value, []
+    found = {key: arrays_as_tensors(item) for key, item in items}
+    places = [[key, *place] for key, (_, inner) in found.items() for place in inner]
+    return (_replaced(value, {key: item for key, (item, _) in found.items()}) if places else value), places
+
+
+def with_arrays(value: Any, places: Iterable[Sequence[Any]]) -> Any:
+    """Return a nested state with NumPy's arrays again, at the places that `arrays_as_tensors` returned."""
+    for place in places:
+        value = _with_array(value, place)
+    return value
+
+
+def _with_array(value: Any, place: Sequence[Any]) -> Any:
+    if not place:
+        return value.numpy().copy() if isinstance(value, torch.Tensor) else value
+    try:
+        inner = value[place[0]]
+    except (KeyError, IndexError, TypeError):  # a handler has changed it since
+        return value
+    return _replaced(value, {place[0]: _with_array(inner, place[1:])})
+
+
+def _replaced(value: Any, items: Mapping[Any, Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {**value, **items}
+    listed = [items.get(number, item) for number, item in enumerate(value)]
+    return tuple(listed) if isinstance(value, tuple) else listed

@@ -1,0 +1,106 @@
+"""Save and load states that a program keeps in variables of its own, each by a name.
+
+`Trainer.remember` registers them, a checkpoint has them under `remembered`, and each rank has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from eventloop.state.plain_values import plain
+from eventloop.state.rollback import Rollback
+from eventloop.state.tensors import with_tensors
+from eventloop.util.functions import check_call
+
+KEY = "remembered"
+"""The key of the states in a checkpoint."""
+Get = Callable[[], Any]
+Set = Callable[[Any], object]
+
+
+class Remembered:
+    """The functions that get and set the states of a program, by name; the training thread calls them."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, tuple[Get, Set]] = {}
+
+    def add(self, name: str, get: Get, set: Set) -> None:
+        """Register a state; `Trainer.remember` documents the arguments and errors."""
+        if not isinstance(name, str) or not name:
+            kind = ValueError if isinstance(name, str) else TypeError
+            raise kind(f"remember: the name of a state must be a str that is not empty, got {name!r}")
+        if name in self._functions:
+            raise ValueError(
+                f"remember: expected a new name, got {name!r}, which has its functions already: a checkpoint "
+                "could hold only one state of that name"
+            )
+        check_call(f"remember({name!r}): get", get)
+        check_call(f"remember({name!r}): set", set, "state")
+        plain(state := get(), f"{KEY}[{name!r}]")
+        if (other := _other_container(state)) is not None:
+            raise TypeError(
+                f"remember({name!r}): expected dicts, lists and tuples, which a resume returns as they are, "
+                f"got a {type(other).__name__}: let get return dict(...) or list(...) of it, and convert it "
+                "in set"
+            )
+        self._functions[name] = get, set
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return {}, or the present states under `KEY`, without the graphs of their tensors."""
+        states = {}
+        for name, (get, _) in self._functions.items():
+            with _naming(f"raised by get of trainer.remember({name!r}, get, set)"):
+                states[name] = with_tensors(get(), torch.Tensor.detach)
+        return {KEY: states} if states else {}
+
+    def load(self, states: Mapping[str, Any], rollback: Rollback) -> list[str]:
+        """Set the states of a checkpoint, and return a line for each name that only one side has."""
+        for name, (_, set_state) in self._functions.items():
+            if name in states:
+                rollback.on_rollback(f"the remembered state {name!r}", self.restorer(name))
+                with _naming(f"raised by set of trainer.remember({name!r}, get, set), for {rollback.source}"):
+                    set_state(with_tensors(states[name], torch.clone))
+        missing = [name for name in self._functions if name not in states]
+        unknown = [name for name in states if name not in self._functions]
+        return [
+            *(f"it has no remembered state {name!r}, which stays as it is" for name in missing),
+            *(
+                f"it has a remembered state {name!r}, which this program does not register: call "
+                "trainer.remember before the resume"
+                for name in unknown
+            ),
+        ]
+
+    def restorer(self, name: str) -> Callable[[], object]:
+        """Return a function that sets a state to its present value."""
+        get, set_state = self._functions[name]
+        return partial(set_state, with_tensors(get(), lambda tensor: tensor.detach().clone()))
+
+    def restorers(self) -> list[Callable[[], object]]:
+        """Return functions that set all states to their present values."""
+        return [*map(self.restorer, self._functions)]
+
+
+def _other_container(state: Any) -> Any:
+    """Return a container of a class that a checkpoint would replace, such as a Counter; None without one."""
+    if not isinstance(state, Mapping | list | tuple) or type(state) is torch.Size:
+        return None
+    if type(state) not in (dict, list, tuple):
+        return state
+    inner = state.values() if isinstance(state, Mapping) else state
+    return next((other for each in inner if (other := _other_container(each)) is not None), None)
+
+
+@contextmanager
+def _naming(text: str) -> Iterator[None]:
+    """Add a note to an error of a user's function."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(text)
+        raise

@@ -1,0 +1,292 @@
+"""Set a number of an optimizer's param groups by a command; `set_values` uses it.
+
+A value that is scheduled gets a factor (`optim.param_groups`), which multiplies whatever its schedules give:
+no scheduler's own state changes. Any other value is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from eventloop.optim.optimizers import named_optimizers
+from eventloop.optim.option_states import why_not_stepped
+from eventloop.optim.param_groups import (
+    FACTORS,
+    Group,
+    given_by_schedules,
+    read_value,
+    set_factor,
+    write_value,
+)
+from eventloop.resume.fast_forward import keys_of
+from eventloop.steering.protocols import CommandError, FactorFollower, SteeredTrainer
+from eventloop.util.checks import number
+
+_AT_LEAST_0 = ("lr", "weight_decay", "momentum", "momentum_decay", "eps", "alpha", "lr_decay", "lambd")
+_BOUNDS: dict[str, dict[str, float]] = {
+    **{name: {"least": 0} for name in _AT_LEAST_0},
+    "dampening": {},
+    "rho": {"least": 0, "most": 1},
+    "beta2": {"least": 0, "below": 1},
+}
+"""The bounds of options that are numbers, as the constructors of PyTorch's optimizers check them."""
+
+
+class GroupChange:
+    """A value of one param group that is set by a command.
+
+    Args:
+        label: the value's name in the answer and in messages.
+        optimizer, index: the optimizer, and the index of its param group.
+        name: the value.
+        given: the number, or a text of it.
+        multiplies: whether the value is multiplied by the number.
+        scheduled: whether a schedule writes the value.
+
+    Raises:
+        CommandError: the given value is no finite number.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        optimizer: Any,
+        index: int,
+        name: str,
+        given: Any,
+        *,
+        multiplies: bool,
+        scheduled: bool,
+    ) -> None:
+        self.label = label
+        self._optimizer, self._index, self._name = optimizer, index, name
+        self._multiplies = multiplies
+        self._given = _number_of(label, given, multiplies=multiplies)
+        self._scheduled = scheduled or name in self._group.get(FACTORS, {})
+        self._old = _read(self._group, name)
+        self._undo: Callable[[], None] | None = None
+        self._factor: float | None = None
+
+    @property
+    def _group(self) -> Group:
+        group: Group = self._optimizer.param_groups[self._index]
+        return group
+
+    def check(self) -> None:
+        """Refuse a value that the optimizer's constructor would refuse, or that has no proportion."""
+        self._next()
+
+    def make(self) -> None:
+        """Write the value."""
+        group, name = self._group, self._name
+        value, self._factor = self._next()
+        self._undo = partial(_restore, group, name, _copied(_value(group, name)), group.get(FACTORS))
+        if self._factor is not None:
+            set_factor(group, name, self._factor, value)
+        else:
+            _write(group, name, value)
+
+    def check_step(self) -> None:
+        """Refuse an option that was off, and that the optimizer has no state for, before its next step."""
+        if self._old == 0 and self._name != "lr":
+            reason = why_not_stepped(self._optimizer, self._index)
+            if reason is not None:
+                raise CommandError(f"{self.label} was 0 and cannot be set within a run: {reason}")
+
+    def restore(self) -> None:
+        """Write the former value, if `make` has changed it."""
+        if self._undo is not None:
+            self._undo()
+
+    def result(self) -> dict[str, Any]:
+        """Return the former and the new value, and the factor of the schedule if there is one."""
+        found: dict[str, Any] = {"old": self._old, "new": _read(self._group, self._name)}
+        if self._factor is not None:
+            return {**found, "factor": self._factor}
+        if f"initial_{self._name}" in self._group:
+            found["note"] = f"a scheduler that the trainer does not step may write {self._name} again"
+        return found
+
+    def _next(self) -> tuple[float, float | None]:
+        """Return the new value and, for a scheduled one, its factor; refuse what cannot be."""
+        group, name, given = self._group, self._name, self._given
+        if not self._scheduled:
+            return self._checked(_read(group, name) * given if self._multiplies else given), None
+        former = group.get(FACTORS, {}).get(name, (1.0,))[0]
+        scheduled = float(given_by_schedules(group, name))
+        if self._multiplies:
+            factor = former * given
+            return self._checked(scheduled * factor), factor
+        value = self._checked(given)
+        if scheduled == 0:
+            raise CommandError(
+                f"{self.label} is scheduled, and its schedule gives 0 now, to which {given:g} has no "
+                f'proportion: multiply the schedule by a factor ("{self.label}*=0.5"), or set the value when '
+                "the schedule is above 0"
+            )
+        return value, value / scheduled
+
+    def _checked(self, value: float) -> float:
+        group, name = self._group, self._name
+        of_betas = name == "momentum" and name not in group
+        try:
+            return _in_bounds(self.label, "beta2" if of_betas else name, value, _value(group, name))
+        except (TypeError, ValueError) as error:
+            raise CommandError(str(error)) from None
+
+
+def group_changes(trainer: SteeredTrainer, name: str, given: Any, multiplies: bool) -> list[GroupChange]:
+    """Return a change for each param group that a name means; an empty list if it means none.
+
+    Raises:
+            CommandError: the option is no number, there is no such group, or the value is no finite number.
+    """
+    bare, group_name = _without_group(name)
+    owner, _, option = bare.rpartition(".")
+    optimizers = named_optimizers(trainer.optimizer)
+    if owner and owner not in optimizers:
+        return []
+    chosen = {key: each for key, each in optimizers.items() if not owner or key == owner}
+    found = []
+    for key, optimizer in chosen.items():
+        groups = optimizer.param_groups
+        for index, group in enumerate(groups):
+            if group_name not in (None, str(index), group.get("name")) or not _has(optimizer, group, option):
+                continue
+            of_group = f"[{index}]" if len(groups) > 1 else ""
+            label = f"{_prefix(key)}{option}{of_group}"
+            found.append(
+                GroupChange(
+                    label,
+                    optimizer,
+                    index,
+                    option,
+                    given,
+                    multiplies=multiplies,
+                    scheduled=_is_scheduled(trainer, optimizer, option),
+                )
+            )
+    if not found:
+        _refuse_option(chosen, bare, option, group_name)
+    return found
+
+
+def group_names(trainer: SteeredTrainer) -> Iterator[str]:
+    """Yield the names of the values of param groups that can be set."""
+    optimizers = named_optimizers(trainer.optimizer)
+    for key, optimizer in optimizers.items():
+        for group in optimizer.param_groups:
+            for option in (*group, "momentum", "beta2"):
+                if _has(optimizer, group, option):
+                    yield f"{_prefix(key)}{option}"
+
+
+def _refuse_option(chosen: dict[str, Any], bare: str, option: str, group_name: str | None) -> None:
+    """Refuse an option of the optimizers that is no number, or a param group that does not exist."""
+    for optimizer in chosen.values():
+        groups = optimizer.param_groups
+        if group_name is not None and any(_has(optimizer, group, option) for group in groups):
+            names = [group["name"] for group in groups if "name" in group]
+            raise CommandError(
+                f"{bare}[{group_name}]: expected the index of a param group, 0 to {len(groups) - 1}"
+                f"{f', or one of the names {names}' if names else ''}, got {group_name!r}"
+            )
+        if option == "betas" and "betas" in groups[0]:
+            raise CommandError("betas are two numbers: set momentum for the first and beta2 for the second")
+        if option in getattr(optimizer, "defaults", {}):
+            raise CommandError(
+                f"{bare} is an option of {type(optimizer).__name__} that is no number: its value is "
+                f"{groups[0].get(option)!r}, which cannot be set within a run"
+            )
+
+
+def _prefix(optimizer_name: str) -> str:
+    return f"{optimizer_name}." if optimizer_name else ""
+
+
+def _without_group(name: str) -> tuple[str, str | None]:
+    """Return a name without the group behind it in brackets, and that group."""
+    if name.endswith("]") and "[" in name:
+        bare, _, group = name.removesuffix("]").partition("[")
+        return bare, group
+    return name, None
+
+
+def _has(optimizer: Any, group: Group, option: str) -> bool:
+    """Return whether an option is a number of the group that the optimizer's constructor takes."""
+    if option == "beta2":
+        return len(group.get("betas", ())) == 2
+    if option == "momentum" and option not in group:
+        return "betas" in group
+    value, declared = group.get(option), option in getattr(optimizer, "defaults", {}) or option in _BOUNDS
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_tensor = isinstance(value, torch.Tensor) and value.numel() == 1
+    return declared and (is_number or is_tensor)
+
+
+def _is_scheduled(trainer: SteeredTrainer, optimizer: Any, option: str) -> bool:
+    """Return whether a scheduler of the trainer, or a hook with a policy, writes an option."""
+    if any(getattr(hook, "param_name", None) == option for hook in trainer.hooks):
+        return True
+    if any(stepper.steps(optimizer, option) for stepper in trainer.commands.steppers):
+        return True
+    if not any(isinstance(hook, FactorFollower) for hook in trainer.hooks):
+        return False  # the program steps its schedulers itself
+    for scheduler in trainer.schedulers:
+        groups = getattr(getattr(scheduler, "optimizer", optimizer), "param_groups", None)
+        if groups is optimizer.param_groups and option in keys_of(scheduler):
+            return True
+    return False
+
+
+def _in_bounds(label: str, name: str, value: float, present: Any) -> float:
+    """Return a value that the option may have; of an option that counts, such as `max_iter`, an int."""
+    if name in _BOUNDS or not isinstance(present, int):
+        return number(label, value, **_BOUNDS.get(name, {}))
+    if value != int(number(label, value, least=1)):
+        raise TypeError(f"{label} must be an int, got {value!r}")
+    return int(value)
+
+
+def _number_of(label: str, given: Any, *, multiplies: bool) -> float:
+    try:
+        value = float(given) if isinstance(given, str) else given
+        return number(label, value, least=0 if multiplies else None)
+    except (TypeError, ValueError):
+        expected = "* expects a factor of at least 0" if multiplies else " expects a finite number"
+        raise CommandError(f"{label}{expected}, got {given!r}") from None
+
+
+def _value(group: Group, name: str) -> Any:
+    """Return a value of a param group as it is, a number or a tensor."""
+    return group["betas"][1] if name == "beta2" else read_value(group, name)
+
+
+def _read(group: Group, name: str) -> Any:
+    """Return a value of a param group as a number; this waits for a device that has it in a tensor."""
+    value = _value(group, name)
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _write(group: Group, name: str, value: Any) -> None:
+    if name != "beta2":
+        write_value(group, name, value)
+    elif isinstance(group["betas"][1], torch.Tensor):
+        group["betas"][1].fill_(value)
+    else:
+        group["betas"] = (group["betas"][0], value)
+
+
+def _restore(group: Group, name: str, value: Any, factors: Any) -> None:
+    _write(group, name, value)
+    group.pop(FACTORS, None)
+    if factors is not None:
+        group[FACTORS] = factors
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

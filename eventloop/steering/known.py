@@ -1,0 +1,67 @@
+"""Hold the commands that a run knows: find the function of each, and check its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from eventloop.commands.messages import EVALUATED, Command
+from eventloop.steering.builtin import AT_ONCE, BUILTIN
+from eventloop.steering.evaluated import EVALUATED_SPEC
+from eventloop.steering.protocols import CommandError
+from eventloop.steering.signature import Bound, CommandSpec
+from eventloop.util.suggest import suggest
+
+
+class KnownCommands:
+    """The commands that one run knows: those of every run, and those of its program or host."""
+
+    def __init__(self) -> None:
+        self._specs = {spec.name: spec for spec in (*BUILTIN, EVALUATED_SPEC)}
+        self._excluded: dict[str, str] = {}
+
+    def add(self, name: str, function: Callable[..., Any]) -> None:
+        """Add a command of the program.
+
+        Raises:
+            TypeError: a parameter has no type, or a type that JSON cannot hold.
+            ValueError: there is a command of that name.
+        """
+        if (known := self._specs.get(name)) is not None and known.function is function:
+            return  # a handler of `before_run` adds it for each run
+        if known is not None or name in AT_ONCE:
+            raise ValueError(f"there is a command {name!r} already: give the function another name")
+        self._specs[name] = CommandSpec(name, function)
+
+    def replace(self, function: Callable[..., Any]) -> None:
+        """Replace the command that has the function's name, as a bridge does whose host saves by itself."""
+        self._specs[function.__name__] = CommandSpec(function.__name__, function)
+
+    def exclude(self, reasons: Mapping[str, str]) -> None:
+        """Refuse commands that the loop of this trainer cannot apply, by name, each with the reason."""
+        self._excluded.update(reasons)
+
+    def bind(self, command: Command) -> Bound:
+        """Return the function of a command with its arguments.
+
+        Raises:
+            CommandError: there is no such command here, or its arguments do not fit.
+        """
+        name = command.command
+        if (reason := self._excluded.get(name)) is not None:
+            raise CommandError(f"{name} is not possible here: {reason}")
+        if (spec := self._specs.get(name)) is None:
+            raise CommandError(f"unknown command {name!r}{suggest(name, [*self._specs, *AT_ONCE])}")
+        try:
+            return spec.bind(command)
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+
+    def is_repeated(self, name: str) -> bool:
+        """Return whether a repetition of the run applies the command of this name again."""
+        return self._specs[name].repeated
+
+    @property
+    def help(self) -> str:
+        """The commands with their parameters, one a line."""
+        return "\n".join(spec.help for spec in self._specs.values() if spec.name != EVALUATED)

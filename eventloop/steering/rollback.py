@@ -1,0 +1,175 @@
+"""Go back to a checkpoint within a run.
+
+The command `rollback` reads and checks the checkpoint at the end of an iteration. If a resume would refuse
+it, the command is refused, and the training goes on. Else the training ends there, `go_back` loads the
+checkpoint, and the training begins again, as in a new process that has resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from eventloop.checkpoint.commit import MANIFEST
+from eventloop.checkpoint.directory import Found, scan
+from eventloop.checkpoint.retention.run_directory import record_rewind
+from eventloop.commands.messages import Answer, Applied, Command
+from eventloop.events import RolledBack
+from eventloop.resume.choice import OlderThan, WasRead
+from eventloop.state.exchange import decided_by_rank_0
+from eventloop.steering.protocols import CommandError, SteeredTrainer, savers
+from eventloop.steering.set_values import set_values
+from eventloop.util.errors import CheckpointError
+
+Skip = int | Literal["seen"]
+"""The number of batches to skip, or "seen" for all from the checkpoint to the present iteration."""
+
+IN_STEPS = (
+    "expected a run of train(), run() or epochs(), got one of begin_run(), whose loop fetches the batches "
+    "itself: stop it, and resume from the checkpoint"
+)
+
+
+class GoingBack(NamedTuple):
+    """A rollback that was accepted: the training ends here, and begins again from the checkpoint.
+
+    Attributes:
+        read: the checkpoint.
+        name: its name in the directories of the run, or its path if it is in none of them.
+        skip: the number of batches from its position that are not trained on.
+        scale_lr: the factor of the learning rates.
+        stop: whether the run stops there.
+        reason: why the run goes back.
+        answer, record: the answer and the record of commands to write afterwards.
+    """
+
+    read: WasRead
+    name: str
+    skip: int
+    scale_lr: float
+    stop: bool
+    reason: str
+    answer: Answer | None = None
+    record: list[Applied] | None = None
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The answer to the command: the checkpoint, and the iteration from which the run goes on."""
+        iteration = int(self.read.checkpoint["meta"]["iter"])
+        return {"path": str(self.read.path), "from_iteration": iteration, "skip": self.skip}
+
+    def resolved(self, command: Command) -> Command:
+        """Return the command as a repetition of the run applies it, with the checkpoint's name."""
+        arguments: dict[str, Any] = {"checkpoint": self.name, "skip": self.skip}
+        if self.scale_lr != 1:
+            arguments["scale_lr"] = self.scale_lr
+        if self.stop:
+            arguments["stop"] = True
+        if self.reason:
+            arguments["reason"] = self.reason
+        return msgspec.structs.replace(command, words=[], arguments=arguments)
+
+
+INTERNAL = ("before", "until", "scale_lr", "stop", "reason")
+"""The parameters of the command that `RollbackHook` gives, and a person does not."""
+
+
+def rollback(
+    trainer: SteeredTrainer,
+    checkpoint: str = "",
+    skip: Skip = 0,
+    before: int = 0,
+    until: int = 0,
+    scale_lr: float = 1.0,
+    stop: bool = False,
+    reason: str = "",
+) -> GoingBack:
+    """Go back to a checkpoint, by default the newest older one, and skip batches from there."""
+    if trainer.in_steps:
+        raise CommandError(IN_STEPS)
+    if trainer.commands.going_back is not None:
+        raise CommandError(f"the run goes back to {trainer.commands.going_back.name} already")
+    if trainer.stop_reason is not None:
+        raise CommandError(f"the run is stopping: {trainer.stop_reason}")
+    if skip != "seen" and skip < 0:
+        raise CommandError(f"expected a number of batches to skip, at least 0, got {skip}")
+    if not scale_lr > 0:
+        raise CommandError(f"expected a factor scale_lr above 0, got {scale_lr}")
+    read = _read(trainer, checkpoint, before)
+    batches = decided_by_rank_0(lambda: _seen_since(trainer, read, until)) if skip == "seen" else skip
+    return GoingBack(read, _name(trainer, read.path), batches, scale_lr, stop, reason)
+
+
+def _read(trainer: SteeredTrainer, checkpoint: str, before: int) -> WasRead:
+    iteration = min(before or trainer.iter, trainer.iter)
+    try:
+        read = trainer.state.read(checkpoint or OlderThan(iteration))
+        trainer.state.check(read)
+    except FileNotFoundError as error:
+        if checkpoint:
+            raise CommandError(str(error)) from None
+        raise CommandError(f"no checkpoint is older than iteration {iteration}: {error}") from None
+    except (CheckpointError, OSError) as error:
+        raise CommandError(str(error)) from None
+    return read
+
+
+def _seen_since(trainer: SteeredTrainer, read: WasRead, until: int) -> int:
+    """Return the number of batches since a checkpoint, without those that it skips itself.
+
+    Args:
+        until: the number of iterations after which no batch counts; by default the present one.
+    """
+    meta: Mapping[str, Any] = read.checkpoint["meta"]
+    later = trainer.iter - min(until or trainer.iter, trainer.iter)
+    if (passed := meta["position"].get("passed")) is None:  # saved by an earlier version
+        return max(0, trainer.iter - int(meta["iter"]) - later)
+    skips = int(meta["position"].get("to_skip", 0))
+    return max(0, trainer.position.passed - int(passed) - skips - trainer.position.batches_of(later))
+
+
+def _name(trainer: SteeredTrainer, path: Path) -> str:
+    of_run = [directory.resolve() for directory in trainer.state.directories]
+    return path.name if path.resolve().parent in of_run else str(path.absolute())
+
+
+def go_back(trainer: SteeredTrainer, going: GoingBack) -> None:
+    """Load the checkpoint to which a run goes back, between two trainings; a collective.
+
+    Raises:
+        Exception: a hook or handler raised it while the checkpoint was loaded. Nothing is loaded then.
+    """
+    trainer.metrics.read_pending()  # what reads them now belongs to the abandoned iterations
+    applied = trainer.applied_commands
+    trainer.state.load(going.read, by_name=True)
+    trainer.applied_commands = applied  # the history of the run, which no rollback changes
+    trainer.metrics.losses.reset()
+    trainer.batch = trainer.outputs = None
+    trainer.position.to_skip += going.skip
+    if going.scale_lr != 1:
+        set_values(trainer, {"lr*": going.scale_lr})
+    trainer.stops.went_back()
+    trainer.announce(RolledBack, path=str(going.read.path), reason=going.reason, skipped=going.skip)
+    _record(trainer, going.read.path)
+    if going.stop:
+        trainer.stops.request(going.reason or f"rolled back to {going.name}")
+
+
+def _record(trainer: SteeredTrainer, path: Path) -> None:
+    """Save where the run is now, durably, and then record that it went back.
+
+    A process that is killed before goes on from its newest checkpoint, and one that is killed later from
+    here: it skips the same batches, and knows the commands that were applied.
+    """
+    if not (hooks := savers(trainer.hooks)):
+        return
+    before: list[Found] = []
+    decided_by_rank_0(lambda: before.append(scan(*trainer.state.directories)))
+    saved = hooks[0].save_now(trainer, "_rollback").path
+    trainer.state.finish_saves()
+    if decided_by_rank_0(lambda: (saved / MANIFEST).exists()):
+        decided_by_rank_0(lambda: record_rewind(trainer.state.directories, path, before[0]))
+        trainer.state.went_back_to, trainer.state.resumed_from = None, saved.absolute()

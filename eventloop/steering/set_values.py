@@ -1,0 +1,101 @@
+"""Set numbers of param groups and attributes of hooks by a command, all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from eventloop.steering.group_values import GroupChange, group_changes, group_names
+from eventloop.steering.protocols import CommandError, FactorFollower, SteeredTrainer
+from eventloop.steering.tunable import HookChange, hook_changes, hook_names
+from eventloop.util.suggest import near
+
+
+class _Change(Protocol):
+    """One change of the command `set`: it is checked, made, and taken back if a later one is refused."""
+
+    label: str
+
+    def check(self) -> None: ...
+    def make(self) -> None: ...
+    def restore(self) -> None: ...
+    def result(self) -> dict[str, Any]: ...
+
+
+def set_values(trainer: SteeredTrainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Set numbers: lr=1e-4, "lr*=0.5", gen.lr=1e-4, lr[1]=1e-4, early_stopping.patience=5.
+
+    `lr=1e-4` sets the present learning rate, and its schedule goes on in proportion; `lr*=0.5` multiplies
+    what the schedule gives from here on. The same applies to each number of the param groups that the
+    optimizer's constructor takes, such as `weight_decay`; `momentum` is the first of Adam's betas, and
+    `beta2` the second. A name sets all param groups of all optimizers that have it; `gen.` before it names
+    one optimizer of several, and `[1]` behind it a group, by its index or its `name`. A hook's attributes are
+    those in its `tunable`, behind the hook's name.
+
+    Args:
+        trainer: the trainer.
+        arguments: the numbers, or texts of them, by name; "*" at the end of a name multiplies.
+
+    Returns:
+        The former and the new value for each name, and for a scheduled one the factor of its schedule. If
+        there are several optimizers or groups, each has an entry of its own.
+
+    Raises:
+        CommandError: a name or a value is refused; nothing has changed then.
+    """
+    if not arguments:
+        raise CommandError('set expects NAME=VALUE, such as lr=1e-4 or "lr*=0.5", got nothing')
+    changes: list[_Change] = []
+    for name, given in arguments.items():
+        changes += _find(trainer, name, given)
+    for change in changes:
+        change.check()
+    _make(changes)
+    for hook in trainer.hooks:
+        if isinstance(hook, FactorFollower):
+            hook.follow_factors()
+    for stepper in trainer.commands.steppers:
+        stepper.follow_factors()
+    return _results(changes)
+
+
+def _results(changes: Sequence[_Change]) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for change in changes:
+        result = change.result()
+        if change.label in results:  # set twice by one command
+            result["old"] = results[change.label]["old"]
+        results[change.label] = result
+    return results
+
+
+def _find(trainer: SteeredTrainer, name: str, given: Any) -> Sequence[GroupChange | HookChange]:
+    plain = name.strip()
+    multiplies = plain.endswith("*")
+    plain = plain.removesuffix("*").strip()
+    found = group_changes(trainer, plain, given, multiplies) or hook_changes(
+        trainer, plain, given, multiplies
+    )
+    if not found:
+        names = sorted({*group_names(trainer), *hook_names(trainer)})
+        raise CommandError(
+            f"set has nothing named {plain!r}{near(plain, names)}; what can be set: "
+            f"{', '.join(names) or 'nothing in this run'}"
+        )
+    return found
+
+
+def _make(changes: Sequence[_Change]) -> None:
+    """Make the changes in order; if one is refused, restore those before it."""
+    begun: list[_Change] = []
+    try:
+        for change in changes:
+            begun.append(change)
+            change.make()
+        for change in changes:
+            if isinstance(change, GroupChange):
+                change.check_step()
+    except BaseException:
+        for change in reversed(begun):
+            change.restore()
+        raise

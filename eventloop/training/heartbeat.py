@@ -1,0 +1,170 @@
+"""Write each second how far a run is, for `eventloop watch`; the training thread does nothing for it.
+
+The heartbeat's thread of `RunOwnership` calls `StatusWriter.write`, which reads the trainer's counters. So a
+run has a `heartbeat.json` if it owns its directory, and on rank 0 alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections import deque
+from pathlib import Path
+from typing import Protocol
+
+from eventloop.checkpoint.directory import scan
+from eventloop.ownership.run_ownership import RunOwnership
+from eventloop.ownership.status import RunState, RunStatus, write_status
+from eventloop.resume.state import TrainerState
+from eventloop.state.exchange import decided_by_rank_0
+from eventloop.temporary.process_identity import this_process
+from eventloop.training.run_file import BegunTrainer, RunFile
+
+logger = logging.getLogger("eventloop")
+
+WINDOW_SECONDS = 10.0
+"""The seconds over which the speed is taken, if as many as `WINDOW_CHANGES` changes were seen in them."""
+WINDOW_CHANGES = 5
+_STATES: dict[str, RunState] = {"val": "validating", "test": "testing", "predict": "predicting"}
+
+
+class OwningTrainer(BegunTrainer, Protocol):
+    """A trainer as its heartbeat sees it."""
+
+    state: TrainerState
+
+
+def own_directories(trainer: OwningTrainer) -> RunOwnership:
+    """Return the ownership of a trainer's directories, which writes its status and `run.json`."""
+    ownership = RunOwnership(
+        lambda: [trainer.work_dir, *trainer.state.directories],
+        trainer.request_stop,
+        last_sequence=lambda directories: scan(*directories).last,
+        decided=decided_by_rank_0,
+        waits=not trainer.host,
+    )
+    ownership.each_second += [StatusWriter(trainer).write, RunFile(trainer).write]
+    return ownership
+
+
+class Speed:
+    """The training iterations a second, from values of the counter about a second apart."""
+
+    def __init__(self) -> None:
+        self._trained = self._latest = 0.0  # seconds of training so far
+        self._changes: deque[tuple[float, int]] = deque()
+
+    def update(self, now: float, iteration: int, *, trains: bool) -> None:
+        """Add a value of the counter.
+
+        Args:
+            now: the time in seconds, of any clock.
+            iteration: completed iterations.
+            trains: whether the run trains at this moment; time in which it does not is left out.
+        """
+        if trains and self._changes:
+            self._trained += now - self._latest
+        self._latest = now
+        if self._changes and iteration <= self._changes[-1][1]:
+            if iteration < self._changes[-1][1]:  # the run has gone back
+                self._changes.clear()
+            return
+        self._changes.append((self._trained, iteration))
+        while len(self._changes) > WINDOW_CHANGES and self._trained - self._changes[1][0] > WINDOW_SECONDS:
+            self._changes.popleft()
+
+    @property
+    def value(self) -> float | None:
+        """Return the iterations a second; None before the second change."""
+        if len(self._changes) < 2:
+            return None
+        (began, first), (ended, last) = self._changes[0], self._changes[-1]
+        return (last - first) / (ended - began) if ended > began else None
+
+
+class StatusWriter:
+    """Write the status of a trainer's run into `heartbeat.json`, at each call of `write`.
+
+    The trainer's `RunOwnership` calls it on a thread of its own. What cannot be written, as on a full disk,
+    is left out; the next call tries again.
+    """
+
+    def __init__(self, trainer: OwningTrainer) -> None:
+        self._trainer = trainer
+        self._call: _Call | None = None
+
+    def write(self) -> None:
+        """Write the status now, unless another run has the directory by now."""
+        trainer = self._trainer
+        if trainer.ownership.lost:
+            return
+        if self._call is None:
+            self._call = _Call(trainer)
+        status = self._call.status(self._state())
+        if status.state == "ended":
+            self._call = None
+        try:
+            write_status(trainer.work_dir, status)
+        except OSError as error:
+            logger.debug("%s has no heartbeat: %s", trainer.work_dir, error)
+
+    def _state(self) -> RunState:
+        ownership = self._trainer.ownership
+        if ownership.ended:
+            return "ended"
+        if ownership.is_ending:
+            return "ending"
+        if self._trainer.commands.paused:
+            return "paused"
+        return _STATES.get(self._trainer.mode, "training")
+
+
+class _Call:
+    """A call of `train`, `val` and so on, from its begin to its end."""
+
+    def __init__(self, trainer: OwningTrainer) -> None:
+        self._trainer, self._first_iter = trainer, trainer.iter
+        self._begun = self._moved = time.time()
+        self._before: tuple[int, RunState] | None = None
+        self._speed = Speed()
+        self._host, self._process = socket.gethostname(), this_process()
+        # resolved once, which takes as long as all the rest of a status
+        self._places = [_from(trainer.work_dir, place) for place in trainer.state.directories]
+
+    def status(self, state: RunState) -> RunStatus:
+        """Return the status now."""
+        trainer, now = self._trainer, time.time()
+        iteration = trainer.iter
+        if self._before != (iteration, state):
+            self._before, self._moved = (iteration, state), now
+        self._speed.update(time.monotonic(), iteration, trains=state == "training")
+        reason, error, signal = trainer.ownership.outcome or (None, None, None)
+        return RunStatus(
+            host=self._host,
+            pid=self._process.pid,
+            place=self._process.place,
+            start=self._process.start,
+            begun=self._begun,
+            time=now,
+            state=state,
+            iter=iteration,
+            first_iter=self._first_iter,
+            epoch=trainer.epoch,
+            max_iters=trainer.max_iters,
+            max_epochs=trainer.max_epochs,
+            speed=self._speed.value,
+            moved=self._moved,
+            ranks=trainer.world_size,
+            checkpoints=self._places,
+            reason=reason,
+            error=error,
+            signal=signal,
+        )
+
+
+def _from(run: Path, place: Path) -> str:
+    """Return the path of a directory, relative to the run's if it is inside, so that it can be moved."""
+    place, run = Path(os.path.abspath(place)), Path(os.path.abspath(run))
+    return place.relative_to(run).as_posix() if place.is_relative_to(run) else str(place)

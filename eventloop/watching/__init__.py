@@ -1,0 +1,18 @@
+"""Read the directory of a run again and again, while the run is under way or after its end.
+
+Start with `RunReader`, which returns a `RunView`, the schema of `eventloop watch --json`. `view` defines what
+a view holds, `liveness` decides whether the run lives, `curves`, `rows` and `logged` follow its log files,
+and `files` reads its costs and checkpoints; the package `web` serves the live page. The package may import
+`reporting`, `ownership`, `checkpoint`, `eventlog` and the packages below them. It imports no torch.
+"""
+
+from __future__ import annotations
+
+from eventloop.watching.reader import RunReader as RunReader
+from eventloop.watching.view import CheckpointView as CheckpointView
+from eventloop.watching.view import CurveView as CurveView
+from eventloop.watching.view import HandlerView as HandlerView
+from eventloop.watching.view import Notice as Notice
+from eventloop.watching.view import PhaseView as PhaseView
+from eventloop.watching.view import QueueView as QueueView
+from eventloop.watching.view import RunView as RunView

@@ -1,0 +1,240 @@
+"""Collect what a run has logged: the last value of each scalar, curves, notices, and how the run ended.
+
+`RunReader` owns a `Logged`, which reads `metrics.jsonl`, or `events.evl` where there are no rows. Notices
+come from the event log if there is one, because it has events that the rows lack.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eventloop.eventlog.format import FILE_NAME as EVENTS
+from eventloop.eventlog.format import EventRecord
+from eventloop.eventlog.jsonl import FILE_NAME as ROWS
+from eventloop.eventlog.jsonl import RESERVED, name_of, unmarked
+from eventloop.eventlog.notices import notice
+from eventloop.events import AfterRun, BeforeRun, Event, ScalarsLogged
+from eventloop.events.base import event_name
+from eventloop.events.catalogue import find_event
+from eventloop.ownership.status import Outcome
+from eventloop.reporting.curves import as_number, is_step
+from eventloop.util.formatting import on_a_line
+from eventloop.watching.curves import Choice, Curve
+from eventloop.watching.rows import EventLog, Row, RowLog
+from eventloop.watching.view import CurveView, Notice
+
+BAD = (
+    "handler_failed",
+    "events_dropped",
+    "checkpoint_failed",
+    "loader_stall",
+    "slow_handler",
+    "slow_rank",
+    "invalid_loss",
+    "rolled_back",
+)
+"""The events that report ill health."""
+NOTED = (
+    *BAD,
+    "checkpoint_saved",
+    "after_load_checkpoint",
+    "stop_requested",
+    "preemption_requested",
+    "text_logged",
+    "command_applied",
+    "command_refused",
+    "checkpoint_evaluated",
+    "before_run",
+    "after_run",
+)
+"""The events that are worth a line."""
+MISSING = "No scalar"
+"""The begin of a note on a chosen scalar that does not exist."""
+LINES = 20
+"""The largest number of notices of each kind."""
+TEXT = 500
+"""The largest number of characters of a notice."""
+
+
+class Logged:
+    """What a run has logged so far.
+
+    Args:
+        run: the run's directory.
+        choice: the scalars that become curves.
+        points: the largest number of points of a curve.
+        most: the largest number of curves; None for any number.
+    """
+
+    def __init__(self, run: Path, choice: Choice, points: int, most: int | None = None) -> None:
+        self._run, self._choice, self._points, self._most = run, choice, points, most
+        self._sources: tuple[bool, bool] | None = None
+        self._begin_anew()
+
+    def read(self) -> None:
+        """Read what was logged since the last call.
+
+        Raises:
+            OSError, ValueError: a file cannot be read, or is of another format.
+        """
+        sources = (self._run / ROWS).is_file(), (self._run / EVENTS).is_file()
+        if sources != self._sources:
+            self._sources = sources
+            self._begin_anew()
+            has_rows, has_events = sources
+            self._has_rows, self._has_events = has_rows, has_events
+            only = NOTED if has_rows else (*NOTED, "scalars_logged")
+            self._rows = RowLog(self._run / ROWS, self._begin_anew, self._read_row)
+            restart = self._begin_notices if has_rows else self._begin_anew
+            self._events = EventLog(
+                self._run / EVENTS, only, self._read_record, whole=not has_rows, restart=restart
+            )
+        self._rows.read()
+        self._events.read()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all scalars, such as "train/loss"."""
+        return [
+            f"{mode}/{name_of(key)}"
+            for mode, row in self._latest.items()
+            for key in row
+            if key not in RESERVED
+        ]
+
+    def latest(self) -> dict[str, float]:
+        """Return the last value of each scalar."""
+        found = {}
+        for mode, row in self._latest.items():
+            for key, value in row.items():
+                if key not in RESERVED and (number := as_number(value)) is not None:
+                    found[f"{mode}/{name_of(key)}"] = number
+        return found
+
+    def curves(self) -> list[CurveView]:
+        """Return the chosen curves that have records."""
+        return [
+            curve.view(name_of(key), mode)
+            for (mode, key), curve in self._curves.items()
+            if curve and not curve.empty
+        ]
+
+    def lines(self) -> list[Notice]:
+        """Return the last notices, oldest first."""
+        return [*self._lines]
+
+    def health(self) -> list[Notice]:
+        """Return the last notices on ill health, oldest first."""
+        return [*self._health]
+
+    def notes(self) -> list[str]:
+        """Return sentences on what was not logged, or not where this can read it."""
+        if self._sources == (False, False):
+            why = f"no {ROWS} and no {EVENTS} here. JSONLWriter writes the first, EventLogWriter the second."
+            return [f"There are no curves: {why}"]
+        missing = self._choice.missing(known := self.names)
+        notes = [
+            f"{MISSING} {name!r} so far, there are: {', '.join(sorted(known)) or 'none'}." for name in missing
+        ]
+        if self._left_out:
+            notes.append(
+                f"{self._left_out:,} scalars have no curve here, because {self._most:,} others have one: "
+                f"choose by --metrics."
+            )
+        return notes
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    def _begin_anew(self) -> None:
+        self._latest: dict[str, dict[str, Any]] = {}
+        self._curves: dict[tuple[str, str], Curve | None] = {}  # None: not chosen, or too many
+        self._drawn = self._left_out = 0
+        self.outcome: Outcome | None = None
+        """How the last call of `train`, `val`, ... ended; None while it is under way, or if unknown."""
+        self._begin_notices()
+
+    def _begin_notices(self) -> None:
+        self._lines: deque[Notice] = deque(maxlen=LINES)
+        self._health: deque[Notice] = deque(maxlen=LINES)
+
+    def _read_row(self, row: Row) -> None:
+        if "event" not in row:
+            if isinstance(mode := row.get("mode"), str) and is_step(step := row.get("step")):
+                self._add_scalars(mode, step, row)
+            return
+        if (name := row["event"]) in NOTED:
+            with suppress(msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+                event: Event = msgspec.convert(unmarked(row), type=find_event(name))
+                self._follow_run(event)
+                if not self._has_events:
+                    self._add_notice(event, None)
+
+    def _read_record(self, record: EventRecord[Event]) -> None:
+        event = record.event
+        if isinstance(event, ScalarsLogged):
+            self._add_scalars(event.mode, event.step, event.scalars)
+            return
+        if not self._has_rows:  # they have the begin and the end of a run in order with the scalars
+            self._follow_run(event)
+        self._add_notice(event, record.time)
+
+    def _add_scalars(self, mode: str, step: int, row: Mapping[str, Any]) -> None:
+        self._latest.setdefault(mode, {}).update(row)
+        curves = self._curves
+        for key, value in row.items():
+            if key in RESERVED:
+                continue
+            try:
+                curve = curves[mode, key]
+            except KeyError:
+                curve = curves[mode, key] = self._begin_curve(mode, name_of(key))
+            if curve is not None:
+                number = value if type(value) is float else as_number(value)
+                if number is not None:
+                    curve.add(step, number)
+
+    def _begin_curve(self, mode: str, name: str) -> Curve | None:
+        if not self._choice.has(mode, name):
+            return None
+        if self._most is not None and self._drawn >= self._most:
+            self._left_out += 1
+            return None
+        self._drawn += 1
+        return Curve(self._points)
+
+    def _follow_run(self, event: Event) -> None:
+        if isinstance(event, BeforeRun):
+            self._begin_run(event.iter)
+        elif isinstance(event, AfterRun):
+            self.outcome = Outcome(event.reason, event.error, event.signal)
+
+    def _add_notice(self, event: Event, time: float | None) -> None:
+        name, index = event_name(type(event)), getattr(event, "iter", None)
+        if isinstance(event, BeforeRun):
+            return
+        bad = name in BAD or (isinstance(event, AfterRun) and event.error is not None)
+        found = Notice(
+            event=name,
+            iter=index if isinstance(index, int) else None,
+            time=time,
+            text=on_a_line(notice(event), TEXT),
+            bad=bad,
+        )
+        self._lines.append(found)
+        if bad:
+            self._health.append(found)
+
+    def _begin_run(self, start: int) -> None:
+        """Drop what was logged after the iteration at which a run begins: a resumed run logs it again."""
+        self.outcome = None
+        for curve in self._curves.values():
+            if curve is not None:
+                curve.cut(start)
+        if not start:
+            self._latest.clear()

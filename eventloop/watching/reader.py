@@ -1,0 +1,246 @@
+"""Read the directory of a run into a `RunView`; each read takes from the logs only what was added."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from eventloop.checkpoint.commit import MANIFEST
+from eventloop.checkpoint.directory import scan
+from eventloop.costs.records import FILE as COSTS
+from eventloop.costs.records import RunCosts
+from eventloop.description.record import read_record
+from eventloop.eventlog.format import FILE_NAME as EVENTS
+from eventloop.eventlog.jsonl import FILE_NAME as ROWS
+from eventloop.ownership.owner import read_owner
+from eventloop.ownership.records import records_in
+from eventloop.ownership.status import FILE as HEARTBEAT
+from eventloop.ownership.status import Outcome, RunStatus, read_status
+from eventloop.util.checks import at_least, check_seconds
+from eventloop.watching.curves import Choice
+from eventloop.watching.files import (
+    CheckpointList,
+    CostsFiles,
+    CostsFound,
+    handler_views,
+    phase_views,
+    queue_view,
+)
+from eventloop.watching.liveness import HUNG_SECONDS, Age, Verdict, judge
+from eventloop.watching.logged import Logged
+from eventloop.watching.view import OVER, RunView
+
+T = TypeVar("T")
+FILES = (HEARTBEAT, ROWS, COSTS, EVENTS)
+"""The files by which a run's directory is known; a living owner or a checkpoint is enough as well."""
+SHOWN = 5
+"""The largest number of file names in an error message."""
+
+
+class RunReader:
+    """Read a run that is under way, was killed, or has ended, on any machine that sees its directory.
+
+        reader = RunReader("runs/digits", metrics=["loss", "val/*"])
+        while not (view := reader.read()).over:
+            print(view.state, view.iter, view.speed, view.latest)
+            time.sleep(1)
+
+    Nothing in the directory is changed; a hidden file that asks for the time by its clock is removed at once.
+    A read takes from the logs what was added since the last one, and
+    reads costs and checkpoints when their files have changed. One thread uses a reader.
+
+    Args:
+        run: the run's directory.
+        metrics: the scalars that become curves, by name or pattern: "loss", "val/accuracy", "val/*", "*".
+            None stands for the loss of the training, and all that is validated or tested.
+        points: the largest number of points of a curve; neighbours are merged beyond that.
+        curves: the largest number of curves, which are those that are logged first; None for any number.
+        hung_seconds: seconds without the end of an iteration after which a training is called hung. It is at
+            least 20 mean iterations, and ten times as long for the first two.
+
+    Raises:
+        TypeError, ValueError: the directory is not a run's, or an argument is invalid.
+        OSError: the directory cannot be read.
+    """
+
+    def __init__(
+        self,
+        run: str | os.PathLike[str],
+        *,
+        metrics: Sequence[str] | None = None,
+        points: int = 400,
+        curves: int | None = None,
+        hung_seconds: float = HUNG_SECONDS,
+    ) -> None:
+        at_least("points", points, 2)
+        if curves is not None:
+            at_least("curves", curves, 0)
+        check_seconds("hung_seconds", hung_seconds, zero=False)
+        if isinstance(metrics, str):
+            raise TypeError(
+                f"metrics must be a sequence of names or patterns, got {metrics!r}: give [{metrics!r}]"
+            )
+        self._directory = Path(run)
+        self._run = os.fsencode(run).decode(errors="backslashreplace")  # a file name need not be UTF-8
+        _refuse_other(self._directory)
+        self._hung_seconds = hung_seconds
+        self._age = Age(self._directory)
+        self._logged = Logged(self._directory, Choice(metrics), points, curves)
+        self._costs = CostsFiles(self._directory)
+        self._checkpoints = CheckpointList(self._directory)
+        self._unreadable: list[str] = []
+
+    def read(self) -> RunView:
+        """Return a view of the run as it is now.
+
+        A file that cannot be read is named in `notes`.
+        """
+        self._unreadable = []
+        self._attempt(self._logged.read, None)
+        found = self._attempt(self._costs.read, CostsFound())
+        beat = self._attempt(lambda: read_status(self._directory), None)
+        status, age = (None, None) if beat is None else (beat.status, self._age.of(beat))
+        verdict = self._judge(status, age or 0.0, found.costs)
+        if found.costs is not None and found.costs.complete and verdict.state not in OVER:
+            found = CostsFound()  # of an earlier call of train
+        return self._view(status, age, verdict, found)
+
+    def _attempt(self, read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except (OSError, ValueError) as error:
+            self._unreadable.append(str(error))
+            return otherwise
+
+    def _judge(self, status: RunStatus | None, age: float, costs: RunCosts | None) -> Verdict:
+        if not self._directory.is_dir():
+            return Verdict("unknown", f"{self._run} is gone")
+        recorded = self._logged.outcome
+        if recorded is None and costs is not None and costs.complete:
+            reason, _, error = costs.outcome.partition(": ")
+            recorded = Outcome(reason, error or None)
+        owner = self._attempt(lambda: read_owner(self._directory), None)
+        return judge(self._run, owner, status, age, recorded, self._hung_seconds)
+
+    def _view(
+        self, status: RunStatus | None, age: float | None, verdict: Verdict, found: CostsFound
+    ) -> RunView:
+        costs, outcome = found.costs, verdict.outcome
+        places = [
+            ".",
+            *(place for place in (status.checkpoints if status is not None else ()) if place != "."),
+        ]
+        checkpoints = self._checkpoints.read(places)
+        return RunView(
+            run=self._run,
+            time=time.time(),
+            state=verdict.state,
+            sentence=verdict.sentence,
+            host=None if status is None else status.host,
+            pid=None if status is None else status.pid,
+            begun=None if status is None else status.begun,
+            age=age,
+            still=verdict.still,
+            reason=None if outcome is None else outcome.reason,
+            error=None if outcome is None else outcome.error,
+            signal=None if outcome is None else outcome.signal,
+            iter=self._iter(status, costs),
+            max_iters=None if status is None else status.max_iters,
+            epoch=None if status is None else status.epoch,
+            max_epochs=None if status is None else status.max_epochs,
+            speed=None if status is None else status.speed,
+            eta=_eta(status, verdict),
+            latest=self._logged.latest(),
+            curves=self._logged.curves(),
+            lines=self._logged.lines(),
+            health=self._logged.health(),
+            costs_time=found.time,
+            phases=[] if costs is None else phase_views(costs),
+            waits=[] if costs is None else costs.waits,
+            handlers=[] if costs is None else handler_views(costs),
+            queues=[] if costs is None else [*map(queue_view, costs.subscribers)],
+            advice=[*found.advice],
+            ranks=status.ranks if status is not None else None if costs is None else costs.world_size,
+            rank_times=[*found.rank_times],
+            slow_rank=found.slow_rank,
+            checkpoints=checkpoints.checkpoints,
+            saving=checkpoints.saving,
+            damaged=checkpoints.damaged,
+            record=self._attempt(lambda: read_record(self._directory), None),
+            notes=[*self._notes(status), *self._unreadable],
+        )
+
+    def _iter(self, status: RunStatus | None, costs: RunCosts | None) -> int | None:
+        if status is not None:
+            return status.iter
+        return None if costs is None else costs.first_iter + costs.phases.iterations
+
+    def _notes(self, status: RunStatus | None) -> list[str]:
+        notes = self._logged.notes()
+        if status is None:
+            notes.append(
+                f"There is no {HEARTBEAT} here, or it cannot be read: progress and speed are unknown."
+            )
+        return notes
+
+
+def _eta(status: RunStatus | None, verdict: Verdict) -> float | None:
+    if status is None or status.max_iters is None or not status.speed:
+        return None
+    if verdict.state not in ("training", "validating", "testing"):
+        return None
+    return max(0, status.max_iters - status.iter) / status.speed
+
+
+def _refuse_other(run: Path) -> None:
+    """Refuse a path that is not a run's directory, with the files found there and the paths to try.
+
+    Raises:
+        ValueError: it is no directory, or has nothing of a run in it.
+        OSError: it cannot be read.
+    """
+    is_directory = run.is_dir()
+    names = sorted(os.listdir(run)) if is_directory else []
+    runs = [name for name in names if any((run / name / file).is_file() for file in FILES)]
+    if is_directory and _is_run(run, names, has_runs=bool(runs)):
+        return
+    shown = [name for name in names if not name.startswith(".")]
+    if runs and all(name in runs for name in shown if (run / name).is_dir()):
+        raise ValueError(
+            f"{run} is no run to watch: expected a run, got a directory of runs: watch {run / '*'}"
+        )
+    got = ", ".join(shown[:SHOWN]) or "nothing"
+    if not is_directory:
+        got = "a file" if run.is_file() else "no directory"
+    hint = f": there are runs in {', '.join(runs[:SHOWN])}" if runs else ""
+    if run.is_file() or MANIFEST in names:
+        hint = f": is it {run.resolve().parent}?"
+    raise ValueError(
+        f"{run} is no run to watch: expected a directory with {' or '.join(FILES)}, a checkpoint, or a run "
+        f"that has just begun, got {got}{hint}"
+    )
+
+
+def _is_run(run: Path, names: Sequence[str], *, has_runs: bool) -> bool:
+    """Return whether a directory has something of a run of its own.
+
+    Beside runs a file of weights, or what is left of a dead owner, makes no run.
+
+    Args:
+        run: the directory.
+        names: the names in it.
+        has_runs: whether there are runs in it.
+    """
+    if any(name in FILES for name in names):
+        return True
+    if records_in(run):
+        owner = read_owner(run) if has_runs else None
+        if not has_runs or (owner is not None and owner.lives is not False):
+            return True
+    if MANIFEST in names:
+        return False
+    found = scan(run)
+    return bool(found.manifests if has_runs else found.paths)

@@ -1,0 +1,138 @@
+"""Follow the two logs of a run, `metrics.jsonl` and `events.evl`, from where the last read has ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eventloop.eventlog.format import HEADER, EventRecord
+from eventloop.eventlog.frames import Frames
+from eventloop.eventlog.jsonl import UNREADABLE
+from eventloop.eventlog.reader import EventReader
+from eventloop.events import Event
+
+BLOCK = 1 << 20
+"""The number of bytes of rows read at once; the objects of a block are freed before the next one."""
+TAIL = 1 << 24
+"""The number of bytes at the end of an event log that are read if only its last events matter."""
+
+Row = dict[str, Any]
+_decoder = msgspec.json.Decoder(Row)
+
+
+class _Followed:
+    """A file that grows, and is begun anew if it is replaced or gets shorter."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.position = 0
+        self._inode = 0
+
+    def grown(self) -> bool:
+        """Return whether there is something to read, which may be all of a new file; False without a file."""
+        try:
+            stat = os.stat(self.path)
+        except OSError:
+            return False
+        if stat.st_ino != self._inode or stat.st_size < self.position:
+            self._inode, self.position = stat.st_ino, 0
+        return stat.st_size > self.position
+
+
+class RowLog:
+    """The rows of a `metrics.jsonl`.
+
+    Args:
+        path: the file, which need not exist yet.
+        restart: called when the file was replaced, before its rows are read.
+        receive: called with each row.
+    """
+
+    def __init__(self, path: Path, restart: Callable[[], object], receive: Callable[[Row], object]) -> None:
+        self._file, self._restart, self._receive = _Followed(path), restart, receive
+
+    def read(self) -> None:
+        """Read the rows that are complete by now; lines of other programs and damaged ones are left out."""
+        before = self._file.position
+        if not self._file.grown():
+            return
+        if before and not self._file.position:
+            self._restart()
+        with self._file.path.open("rb") as file:
+            file.seek(self._file.position)
+            while lines := file.readlines(BLOCK):
+                if not lines[-1].endswith(b"\n"):  # it is being written, or was cut short by a kill
+                    lines.pop()
+                self._file.position += sum(map(len, lines))
+                for row in _decoded(lines):
+                    self._receive(row)
+
+
+class EventLog:
+    """The events of an event log.
+
+    Args:
+        path: the file, which need not exist yet.
+        only: the names of the events.
+        whole: whether to read all of the file, or only the last `TAIL` bytes of an existing one.
+        receive: called with each event's record.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        only: Sequence[str],
+        receive: Callable[[EventRecord[Event]], object],
+        *,
+        whole: bool,
+        restart: Callable[[], object],
+    ) -> None:
+        self._file, self._only, self._whole = _Followed(path), only, whole
+        self._receive, self._restart = receive, restart
+
+    def read(self) -> None:
+        """Read the events that are complete by now.
+
+        Raises:
+            EventLogError: the file is not an event log, or of another version.
+            OSError: it cannot be read.
+        """
+        before = self._file.position
+        if not self._file.grown():
+            return
+        if not self._file.position:
+            if before:
+                self._restart()
+            self._file.position = len(HEADER) if self._whole else self._near_end()
+        reader = EventReader(self._file.path, only=self._only, on_torn="ignore", position=self._file.position)
+        for record in reader:
+            self._receive(record)
+        self._file.position = reader.position
+
+    def _near_end(self) -> int:
+        """Return the offset of a frame near the end of the log.
+
+        An event may contain such a frame itself, which is harmless where only the last events are shown.
+        """
+        size = self._file.path.stat().st_size
+        if size <= TAIL:
+            return len(HEADER)
+        with self._file.path.open("rb") as file:
+            return Frames(size).next_from(file, size - TAIL) or size
+
+
+def _decoded(lines: list[bytes]) -> list[Row]:
+    try:
+        return _decoder.decode_lines(b"".join(lines))
+    except UNREADABLE:
+        rows = []
+        for line in lines:
+            try:
+                rows.append(_decoder.decode(line))
+            except UNREADABLE:
+                continue
+        return rows

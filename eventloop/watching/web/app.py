@@ -1,0 +1,107 @@
+"""Define the routes of the page: its files, its messages, and commands."""
+
+from __future__ import annotations
+
+import gzip
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from eventloop.watching.web import sent
+from eventloop.watching.web.feed import Feed
+from eventloop.watching.web.guard import TOKEN, Guard, check_origin, check_token, refused
+from eventloop.watching.web.threads import call_in_thread
+
+LARGEST = 16 * 1024
+"""The largest request for a command in bytes."""
+KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+FILES = ("page.css", "page.js", "parts.js", "charts.js", "commands.js")
+_decoder = msgspec.json.Decoder(sent.Request)
+
+
+def make_app(feed: Feed, token: str) -> Guard:
+    """Return the application that answers the page's requests."""
+
+    async def messages(request: Request) -> Response:
+        if (refusal := check_token(request.query_params.get("token"), token)) is not None:
+            return refusal
+        return StreamingResponse(
+            feed.messages(), media_type="text/event-stream", headers={"cache-control": "no-store"}
+        )
+
+    async def command(request: Request) -> Response:
+        refusal = check_origin(request) or check_token(request.headers.get(TOKEN), token)
+        if refusal is not None:
+            return refusal
+        try:
+            wanted = _decoder.decode(await _body(request))
+            return JSONResponse({"number": feed.send(wanted).number}, 202)
+        except (msgspec.MsgspecError, UnicodeDecodeError, IndexError, ValueError) as error:
+            return refused(400, f"expected a command: {error}")
+        except sent.Busy as error:
+            return refused(429, str(error))
+
+    routes = [Route(f"/{name}", _page_file) for name in FILES]
+    routes += [Route("/", _page_file), Route("/plotly.js", _plotly), Route("/events", messages)]
+    return Guard(Starlette(routes=[*routes, Route("/command", command, methods=["POST"])]))
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        ValueError: it is too large, not JSON, or was cut off.
+    """
+    if (kind := request.headers.get("content-type", "")) != "application/json":
+        raise ValueError(f"expected the content type application/json, got {kind[:80]!r}")
+    body = b""
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > LARGEST:
+                raise ValueError(f"expected at most {LARGEST:,} bytes, got more")
+    except ClientDisconnect:
+        raise ValueError("the request was cut off") from None
+    return body
+
+
+async def _page_file(request: Request) -> Response:
+    name = request.url.path.removeprefix("/") or "page.html"
+    kind = KINDS[name.rpartition(".")[2]]
+    content = await call_in_thread(lambda: _content(name))
+    return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+
+
+async def _plotly(request: Request) -> Response:
+    """Answer with plotly.js, which the page asks for by its version, so that a browser loads it once."""
+    packed, version = await call_in_thread(packed_plotly)
+    headers = {"cache-control": "private, max-age=31536000, immutable", "vary": "accept-encoding"}
+    if request.query_params.get("version") != version:
+        headers["cache-control"] = "no-cache"
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        packed = await call_in_thread(lambda: gzip.decompress(packed))
+    else:
+        headers["content-encoding"] = "gzip"
+    return Response(packed, media_type=KINDS["js"], headers=headers)
+
+
+@cache
+def _content(name: str) -> bytes:
+    text = (files(__package__) / name).read_text("utf-8")
+    return (
+        text.replace("PLOTLY_VERSION", packed_plotly()[1]).encode() if name == "page.html" else text.encode()
+    )
+
+
+@cache
+def packed_plotly() -> tuple[bytes, str]:
+    """Return plotly.js, compressed, and the version of the package that brings it."""
+    import plotly
+    from plotly.offline import get_plotlyjs
+
+    return gzip.compress(get_plotlyjs().encode(), 1), plotly.__version__

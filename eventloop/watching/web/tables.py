@@ -1,0 +1,186 @@
+"""Make the tables of the live page from a `RunView`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from eventloop.costs.records import WAITING
+from eventloop.reporting.begun import options_table, record_facts
+from eventloop.reporting.run_tables import APART, phase_name
+from eventloop.reporting.waits import PLACES
+from eventloop.util.formatting import ABSENT, duration, memory_size, on_a_line, three_digits, value_text
+from eventloop.watching.view import CheckpointView, HandlerView, QueueView, RunView
+
+CHECKPOINTS = 30
+"""The largest number of rows of checkpoints, beside the newest and the best ones."""
+RANKS = 32
+"""The largest number of rows of ranks."""
+SCORES = 4
+"""The largest number of scores in a row."""
+
+
+class PageTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of the page; without rows it is not shown."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    left: int = 1
+    """The number of columns of text at the left; the others are numbers."""
+    bad: list[int] = []
+    """The indices of rows that report ill health."""
+    bars: list[float] = []
+    """A share of 0 to 1 for each row, which is drawn below its first cell; [] for none."""
+    note: str = ""
+
+
+Columns = Sequence[tuple[str, Callable[[Any], str]]]
+
+
+def tables(view: RunView) -> dict[str, PageTable]:
+    """Return the tables of a run by the name of their place on the page."""
+    return {
+        "handlers": _handlers(view),
+        "waits": _waits(view),
+        "ranks": _ranks(view),
+        "queues": _queues(view),
+        "checkpoints": _checkpoints(view),
+        "begun": _begun(view),
+    }
+
+
+def _cells(items: Sequence[Any], columns: Columns) -> dict[str, Any]:
+    return {
+        "header": [name for name, _ in columns],
+        "rows": [[on_a_line(text(item)) for _, text in columns] for item in items],
+    }
+
+
+def _handlers(view: RunView) -> PageTable:
+    columns: list[tuple[str, Callable[[HandlerView], str]]] = [
+        ("handler", lambda h: h.name),
+        ("µs an iteration", lambda h: three_digits(h.seconds * 1e6)),
+        ("share", lambda h: f"{h.share:.2%}"),
+        ("p99", lambda h: ABSENT if h.p99 is None else duration(h.p99)),
+    ]
+    if any(handler.budget is not None for handler in view.handlers):
+        columns.append(("budget", lambda h: ABSENT if h.budget is None else duration(h.budget)))
+    longest = max((handler.seconds for handler in view.handlers), default=0.0)
+    return PageTable(
+        title="Handlers",
+        **_cells(view.handlers, columns),
+        bad=[number for number, handler in enumerate(view.handlers) if handler.over_budget],
+        bars=[handler.seconds / longest if longest else 0.0 for handler in view.handlers],
+        note="Red: over its budget." if any(handler.over_budget for handler in view.handlers) else "",
+    )
+
+
+def _waits(view: RunView) -> PageTable:
+    waits = sorted(view.waits, key=lambda wait: -wait.seconds)
+    longest = waits[0].seconds if waits else 0.0
+    columns: Columns = [
+        ("cause", lambda wait: WAITING[wait.cause] + (f": {wait.name}" if wait.name else "")),
+        ("where", lambda wait: PLACES[wait.place]),
+        ("in all", lambda wait: duration(wait.seconds)),
+        ("waits", lambda wait: f"{wait.calls:,}"),
+        ("longest", lambda wait: duration(wait.longest)),
+    ]
+    bars = [wait.seconds / longest if longest else 0.0 for wait in waits]
+    return PageTable(title="Waits", **_cells(waits, columns), left=2, bars=bars, note=APART)
+
+
+def _ranks(view: RunView) -> PageTable:
+    slow = view.slow_rank.rank if view.slow_rank is not None else -1
+    ranks = sorted(view.rank_times, key=lambda each: (each.rank != slow, each.rank))[:RANKS]
+    phases = [name for name in (ranks[0].own if ranks else ()) if any(each.own[name] for each in ranks)]
+    columns: Columns = [
+        ("rank", lambda each: str(each.rank)),
+        *((phase_name(name), lambda each, name=name: three_digits(each.own[name] * 1e3)) for name in phases),
+        ("waited", lambda each: three_digits(each.waited * 1e3)),
+    ]
+    left_out = len(view.rank_times) - len(ranks)
+    note = "ms an iteration." + (f" {left_out:,} more ranks have no row." if left_out else "")
+    bad = [number for number, each in enumerate(ranks) if each.rank == slow]
+    return PageTable(title="Ranks", **_cells(ranks, columns), bad=bad, note=note)
+
+
+def _queues(view: RunView) -> PageTable:
+    queues = sorted(view.queues, key=lambda queue: (-_lost(queue), -queue.queued, queue.name))
+    columns: Columns = [
+        ("subscriber", lambda q: q.name),
+        ("waiting", lambda q: _of(q.queued, q.capacity)),
+        ("most", lambda q: f"{q.peak:,}"),
+        ("delivered", lambda q: f"{q.delivered:,}"),
+        ("dropped", lambda q: f"{q.dropped:,}"),
+        ("failed", lambda q: f"{q.failed:,}"),
+    ]
+    return PageTable(
+        title="Queues",
+        **_cells(queues, columns),
+        bad=[number for number, queue in enumerate(queues) if _lost(queue) or queue.error],
+        bars=[min(1.0, queue.queued / queue.capacity) if queue.capacity else 0.0 for queue in queues],
+        note="\n".join(["In events.", *(on_a_line(f"{q.name}: {q.error}") for q in queues if q.error)]),
+    )
+
+
+def _lost(queue: QueueView) -> int:
+    return queue.dropped + queue.failed
+
+
+def _checkpoints(view: RunView) -> PageTable:
+    newest_first = view.checkpoints[::-1]
+    matter = [each for number, each in enumerate(newest_first) if number < CHECKPOINTS or _marks(each)]
+    columns: Columns = [
+        ("checkpoint", lambda c: c.name if c.directory == "." else f"{c.directory}/{c.name}"),
+        ("", _state),
+        ("scores", _scores),
+        ("iteration", lambda c: ABSENT if c.iter is None else f"{c.iter:,}"),
+        ("size", lambda c: memory_size(c.bytes)),
+        ("saved", lambda c: _clock_time(c.time)),
+    ]
+    left_out = len(newest_first) - len(matter)
+    notes = [f"{name}: being saved, not durable yet" for name in view.saving] + view.damaged
+    notes += [f"{left_out:,} older ones have no row."] if left_out else []
+    bad = [number for number, each in enumerate(matter) if not each.whole]
+    note = "\n".join(map(on_a_line, notes))
+    return PageTable(title="Checkpoints", **_cells(matter, columns), left=3, bad=bad, note=note)
+
+
+def _begun(view: RunView) -> PageTable:
+    """Return what the run was begun with, and all of its settings."""
+    rows = [
+        [fact.name, on_a_line(fact.value)] for fact in record_facts(view.record) if fact.name != "options"
+    ]
+    rows += [[on_a_line(text) for text in row] for row in options_table(view.record).rows]
+    return PageTable(title="Begun with", header=["what", "value"], rows=rows, left=2)
+
+
+def _marks(each: CheckpointView) -> bool:
+    return each.newest or bool(each.best)
+
+
+def _state(each: CheckpointView) -> str:
+    marks = ["durable" if each.whole else "DAMAGED"]
+    marks += ["newest"] if each.newest else ["left behind"] if each.abandoned else []
+    return ", ".join([*marks, *(f"best {metric}" for metric in each.best)])
+
+
+def _scores(each: CheckpointView) -> str:
+    shown = [*each.metrics.items()][:SCORES]
+    texts = [f"{name} {value if isinstance(value, str) else value_text(value)}" for name, value in shown]
+    return ", ".join([*texts, *(["…"] if len(each.metrics) > SCORES else [])])
+
+
+def _clock_time(text: str) -> str:
+    try:
+        return f"{datetime.fromisoformat(text).astimezone():%m-%d %H:%M:%S}"
+    except ValueError:
+        return text
+
+
+def _of(done: int, total: int | None) -> str:
+    return f"{done:,}" if total is None else f"{done:,} of {total:,}"

@@ -1,0 +1,59 @@
+"""Train a model that is divided within each half of the processes, and the same in both, with HSDP.
+
+    torchrun --nproc-per-node 4 examples/hsdp.py WORK_DIR EPOCHS
+
+Start it again after a stop or a kill, on another number of processes too: it continues from the newest checkpoint.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
+
+from eventloop import Trainer
+from eventloop.hooks import CheckpointHook
+from eventloop.writers import JSONLWriter
+
+work_dir, epochs = sys.argv[1], int(sys.argv[2])
+kind = "cuda" if torch.cuda.is_available() else "cpu"
+if kind == "cuda":
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+mesh = init_device_mesh(kind, (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+
+torch.manual_seed(0)  # the same data and first weights in all processes
+digits = load_digits()
+images = torch.tensor(digits.data, dtype=torch.float32) / 16
+train, val = random_split(TensorDataset(images, torch.tensor(digits.target)), [1437, 360])
+
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+for layer in (model[0], model[2], model[4]):
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+
+trainer = Trainer(
+    model,
+    optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
+    loss_fn=nn.functional.cross_entropy,
+    train_loader=DataLoader(train, batch_size=64 // dist.get_world_size(), sampler=DistributedSampler(train)),
+    val_loader=DataLoader(val, batch_size=64, sampler=DistributedSampler(val, shuffle=False)),
+    max_epochs=epochs,
+    hooks=[CheckpointHook(interval=1, max_keep_ckpts=3, save_best="accuracy")],
+    default_hooks={"logger": {"interval": 10, "reduce": True}},
+    writers=[JSONLWriter()],
+    work_dir=work_dir,
+    device=kind,
+)
+try:
+    trainer.resume("auto", changed={"world_size": "apply", "batch_size": "apply"})
+    print(f"rank {trainer.rank} continues after {trainer.iter} iterations", flush=True)
+except FileNotFoundError:  # on all ranks, or on none
+    print(f"rank {trainer.rank} begins", flush=True)
+trainer.train()
+dist.destroy_process_group()

@@ -1,0 +1,131 @@
+"""Optimizers whose step computes the loss again: refused with a train step to write, which trains as plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from eventloop import Trainer
+from eventloop.checkpoint import load_checkpoint
+from eventloop.hooks import CheckpointHook, EMAHook
+from tests.support.rolled_back import once
+from tests.support.saving import same
+from tests.support.trainers import MakeTrainer, batches, tiny_model
+
+Parameters = Iterator[nn.Parameter]
+
+
+class SAM(torch.optim.Optimizer):
+    """Sharpness-aware minimization (Foret et al. 2020) with the methods of the implementations in use."""
+
+    def __init__(self, params: Parameters, lr: float = 0.1, rho: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr, "rho": rho})
+
+    def _each(self) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+        return ((group, p) for group in self.param_groups for p in group["params"])
+
+    @torch.no_grad()
+    def first_step(self, zero_grad: bool = False) -> None:
+        norm = torch.stack([p.grad.norm() for _, p in self._each() if p.grad is not None]).norm()
+        for group, p in self._each():
+            self.state[p]["old"] = p.clone()
+            assert p.grad is not None
+            p.add_(p.grad, alpha=group["rho"] / float(norm))
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self, zero_grad: bool = False) -> None:
+        for group, p in self._each():
+            assert p.grad is not None
+            p.copy_(self.state[p]["old"]).sub_(p.grad, alpha=group["lr"])
+        if zero_grad:
+            self.zero_grad()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.first_step(zero_grad=True)
+        with torch.enable_grad():
+            closure()
+        self.second_step()
+
+
+def lbfgs(params: Parameters) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(params, lr=0.1, max_iter=4)
+
+
+KINDS = [pytest.param(lbfgs, id="LBFGS"), SAM]
+Make = Callable[[Parameters], torch.optim.Optimizer]
+
+
+def step_of(refused: TypeError) -> Any:
+    """Run the train step of the error message, and return its function."""
+    lines = str(refused).split("with\n")[1].splitlines()
+    defined: dict[str, Any] = {"loss_fn": F.cross_entropy}
+    exec("\n".join(line[2:] for line in lines), defined)
+    return defined["train_step"]
+
+
+def make(make_trainer: MakeTrainer, kind: Make, work_dir: Path) -> tuple[Trainer, list[float]]:
+    """Make a trainer with the train step that the error message shows, and the list of its losses."""
+    model = tiny_model()
+    with pytest.raises(
+        TypeError, match=r"optimizer: \w+\.step computes the loss again by a closure"
+    ) as refused:
+        make_trainer(model=model, optimizer=kind(model.parameters()))
+    trainer = make_trainer(
+        model=model, optimizer=kind(model.parameters()), train_step=step_of(refused.value), work_dir=work_dir,
+        default_hooks={"optimizer": None}, hooks=[CheckpointHook(1, by_epoch=False), EMAHook(momentum=0.5)],
+    )  # fmt: skip
+    losses: list[float] = []
+    trainer.bus.on("after_train_iter")(lambda event: losses.append(float(trainer.outputs["loss"])))
+    return trainer, losses
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_step_of_the_error_trains_as_plain_pytorch(
+    make_trainer: MakeTrainer, tmp_path: Path, kind: Make
+) -> None:
+    """Losses and weights are those of a loop by hand, and each step is averaged."""
+    trainer, losses = make(make_trainer, kind, tmp_path)
+    trainer.train()
+
+    model = tiny_model()
+    optimizer, expected = kind(model.parameters()), list[float]()
+    for x, y in batches(3) * 2:
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        loss = closure() if kind is SAM else None
+        found: Any = optimizer.step(closure)  # type: ignore[arg-type]
+        expected.append((found if loss is None else loss).item())
+    assert losses == expected
+    assert same(trainer.model.state_dict(), model.state_dict())
+    assert load_checkpoint(tmp_path / "iter_6")["hooks"]["EMAHook"]["steps"] == 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_and_rollback_continue_it(make_trainer: MakeTrainer, tmp_path: Path, kind: Make) -> None:
+    """A run that goes back to a checkpoint, and one that is resumed from it, end with the uninterrupted run's weights."""
+    whole, _ = make(make_trainer, kind, tmp_path / "whole")
+    whole.train()
+
+    back, losses = make(make_trainer, kind, tmp_path / "back")
+    once(back, "after_train_iter", 4, lambda: back.rollback("iter_2"))
+    back.train()
+    resumed, _ = make(make_trainer, kind, tmp_path / "resumed")
+    resumed.resume(tmp_path / "whole" / "iter_2")
+    resumed.train()
+
+    assert len(losses) > 6
+    for trainer in (back, resumed):
+        assert same(trainer.model.state_dict(), whole.model.state_dict())
