@@ -1,7 +1,8 @@
 """Write every event of a run to one file, which `replay` can feed to any other writer.
 
 `eventloop.eventlog.format` owns the file format. After a failed write the file ends with its last complete
-record.
+record. Two processes may write one file in turns, as when one resumes while another ends: each locks the file
+for a write, and continues behind what the other has written.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import FileIO
 from math import inf
 from os import PathLike
@@ -40,6 +41,7 @@ from eventloop.migration.names import knowing_others
 from eventloop.util.append_file import write_all
 from eventloop.util.checks import check_path, check_seconds
 from eventloop.util.surrogates import escaped
+from eventloop.writers.file_lock import locked
 from eventloop.writers.plain import encodable, plain
 from eventloop.writers.writer import TimedWriter
 
@@ -47,6 +49,8 @@ logger = logging.getLogger("eventloop")
 
 _NO_ENCODING = (TypeError, ValueError, OverflowError, RecursionError)
 """The errors that msgpack raises for a value that it cannot encode; the value's text is written instead."""
+LOCK_SECONDS = 1.0
+"""The longest wait for another process that writes to the same log."""
 
 
 class EventLogWriter(TimedWriter):
@@ -108,6 +112,7 @@ class EventLogWriter(TimedWriter):
         self.fsync_seconds = fsync_seconds
         self.name = name
         self._file: FileIO | None = None
+        self._run: Run | None = None
         self._synced = -inf  # the `monotonic()` of the last fsync
         self._size = self._sequence = self._rank = 0
         self._tags: dict[type[Event], str] = {}
@@ -126,13 +131,35 @@ class EventLogWriter(TimedWriter):
 
     def open(self, run: Run) -> None:
         path = Path(run.work_dir, self.filename)
-        self._file, (self._size, self._sequence) = _open_log(path)
-        self._rank = run.rank
-        if self.fsync_seconds is not None:
-            _sync_directory(path.parent)  # else a new file's directory entry may be lost in a crash
-        self._append(self._record(time.time(), RUN_TAG, run))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file, self._run, self._rank, self._size = FileIO(path, "ab+"), run, run.rank, 0
+        try:
+            with self._continued():
+                if self.fsync_seconds is not None:
+                    _sync_directory(path.parent)  # else a new file's directory entry may be lost in a crash
+        except BaseException:
+            self._file.close()
+            self._file = None
+            raise
 
     def write_timed(self, events: list[Timed]) -> None:
+        with self._continued():
+            self._write_records(events)
+
+    @contextmanager
+    def _continued(self) -> Iterator[None]:
+        """Lock the log, and continue behind what another process has written since, with our run's record."""
+        assert self._file is not None
+        assert self._run is not None
+        with locked(self._file, LOCK_SECONDS):
+            size = os.fstat(self._file.fileno()).st_size
+            if size != self._size or not size:
+                path = Path(os.fsdecode(self._file.name))
+                self._size, self._sequence = _continue_log(self._file, size, path)
+                self._append(self._record(time.time(), RUN_TAG, self._run))
+            yield
+
+    def _write_records(self, events: list[Timed]) -> None:
         records = []
         bad: list[BadEvent] = []
         for when, event in events:
@@ -200,35 +227,28 @@ class EventLogWriter(TimedWriter):
             self._synced = monotonic()
 
 
-def _open_log(path: Path) -> tuple[FileIO, LogEnd]:
-    """Open a log to append to, or create one, and remove an incomplete record at its end.
+def _continue_log(file: FileIO, size: int, path: Path) -> LogEnd:
+    """Return the end of a log of `size` bytes; write its header, or remove an incomplete record before.
 
     Raises:
-        EventLogError: the file exists and is not an event log, or cannot be continued.
+        EventLogError: the file is not an event log, or cannot be continued.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = FileIO(path, "ab+")
-    try:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(0)
-        if not size or not read_header(file, path):
-            if size:
-                file.truncate(0)
-            write_all(file, HEADER)
-            return file, LogEnd(len(HEADER), 0)
-        end = find_end(file, size)
-        if end.offset < size:
-            file.truncate(end.offset)
-            logger.warning(
-                "%s: the last %s bytes were an incomplete record and are removed: a kill or a full disk "
-                "cut it short",
-                path,
-                f"{size - end.offset:,}",
-            )
-    except BaseException:
-        file.close()
-        raise
-    return file, end
+    file.seek(0)
+    if not size or not read_header(file, path):
+        if size:
+            file.truncate(0)
+        write_all(file, HEADER)
+        return LogEnd(len(HEADER), 0)
+    end = find_end(file, size)
+    if end.offset < size:
+        file.truncate(end.offset)
+        logger.warning(
+            "%s: the last %s bytes were an incomplete record and are removed: a kill or a full disk "
+            "cut it short",
+            path,
+            f"{size - end.offset:,}",
+        )
+    return end
 
 
 def _sync_directory(directory: Path) -> None:

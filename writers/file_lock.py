@@ -1,7 +1,9 @@
-"""Lock a file against other processes, until the lock is closed or the process ends."""
+"""Lock a file against other processes, until it is closed, or while a block writes to it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from time import monotonic, sleep
@@ -40,3 +42,33 @@ def lock_file(path: Path, seconds: float) -> FileIO:
                 ) from None
         sleep(POLL_SECONDS)
     return file
+
+
+@contextmanager
+def locked(file: FileIO, seconds: float) -> Iterator[None]:
+    """Lock an open file against other processes that also lock it, while the block writes to it.
+
+    The block runs without the lock on a system or file system without locks, and if another process, such as
+    one that was stopped within its block, holds the lock for longer.
+
+    Args:
+        seconds: how long to wait for another process that holds the lock.
+    """
+    until = monotonic() + seconds
+    while fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() > until:
+                break
+            sleep(POLL_SECONDS / 50)
+            continue
+        except OSError:
+            pass
+        break
+    try:
+        yield
+    finally:
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)

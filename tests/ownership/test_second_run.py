@@ -46,19 +46,22 @@ def check_one_run(run: Path, iters: int = 20) -> None:
 
 def start_two(run: Path) -> None:
     """Begin two trainings at one moment: one trains, the other is refused by the name of the first."""
-    with training(run) as one, training(run) as two:
+    with training(run, holds=[12]) as one, training(run, holds=[12]) as two:
         for each in (one, two):
             assert each.next_line() == "ready"
         for each in (one, two):
             each.go()
-        said = {each.process.pid: each.run() for each in (one, two)}
-
-        (winner,) = [pid for pid, what in said.items() if what.get("trained") == 20]
-        (refused,) = [what["refused"] for what in said.values() if "refused" in what]
-        assert f"{run} is in use: process {winner} on {os.uname().nodename} owns it since 20" in refused
-        assert refused.endswith("give this run a directory of its own (work_dir=)")
-        codes = {each.process.pid: each.process.wait() for each in (one, two)}
-        assert codes == {pid: 0 if pid == winner else 3 for pid in codes}
+        first, second = (
+            one.next_line(),
+            two.next_line(),
+        )  # the one that trains waits until the other has ended
+        winner, refused, loser = (one, second, two) if first == "holding" else (two, first, one)
+        owner = f"process {winner.process.pid} on {os.uname().nodename} owns it since 20"
+        assert f"{run} is in use: {owner}" in refused["refused"]
+        assert refused["refused"].endswith("give this run a directory of its own (work_dir=)")
+        assert loser.process.wait() == 3
+        assert winner.run() == {"trained": 20}
+        assert winner.process.wait() == 0
     check_one_run(run)
 
 

@@ -7,8 +7,10 @@ import math
 import os
 import re
 import struct
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +29,7 @@ from eventloop.events import (
     ImageLogged,
     ScalarsLogged,
 )
+from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.writers import EventLogWriter
 from tests.writers.conftest import Account, Attach, emit, write
@@ -118,6 +121,32 @@ def test_a_resumed_run_appends(attach: Attach, path: Path) -> None:
         for record in reader
     ]
     assert runs == [(0, (0, 7)), (1, (0, 7)), (2, (2, None))]
+
+
+def test_two_that_write_one_log_continue_each_other(path: Path) -> None:
+    """Each event gets a number of its own, and is behind the facts of its run."""
+    writers = [EventLogWriter(fsync_seconds=None), EventLogWriter(fsync_seconds=None)]
+    begun = threading.Barrier(2)
+
+    def write_steps(writer: EventLogWriter, start: int) -> None:
+        writer.open(Run(work_dir=str(path.parent), start_iter=start))
+        begun.wait()
+        for step in range(start, start + 200):
+            writer.write_timed([Timed(0.0, ScalarsLogged(step=step, mode="train", scalars={}))])
+        writer.close()
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [
+            threads.submit(write_steps, writer, 1_000 * number) for number, writer in enumerate(writers)
+        ]:
+            done.result()
+
+    reader = read_events(path, only=ScalarsLogged)
+    starts = [(record.sequence, reader.run and reader.run.start_iter) for record in reader]
+    steps = steps_of(path)
+    assert [sequence for sequence, _ in starts] == [*range(400)]
+    assert sorted(steps) == [*range(200), *range(1_000, 1_200)]
+    assert [start for _, start in starts] == [step // 1_000 * 1_000 for step in steps]
 
 
 # --- readers of another version ---------------------------------------------------------------------------

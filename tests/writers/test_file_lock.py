@@ -1,14 +1,16 @@
-"""lock_file: one process at a time."""
+"""lock_file and locked: one process at a time."""
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
-from eventloop.writers.file_lock import lock_file
+from eventloop.writers.file_lock import lock_file, locked
 
 HOLD = """
 import sys
@@ -36,3 +38,16 @@ def test_another_process_waits_until_the_lock_is_free(tmp_path: Path) -> None:
         holder.kill()
 
     lock_file(path, 60).close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+def test_a_block_does_not_wait_for_ever(tmp_path: Path) -> None:
+    """While another file of the same path is locked the block runs later, without the lock."""
+    path = tmp_path / "lines"
+    with FileIO(path, "ab") as one, FileIO(path, "ab") as other, FileIO(path, "ab") as third:
+        with locked(one, 60), locked(other, 0):
+            other.write(b"late")
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert path.read_bytes() == b"late"
