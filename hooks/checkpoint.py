@@ -241,7 +241,8 @@ class CheckpointHook(TunableInterval, Hook):
             logger.warning(NO_OPTIMIZER)
         if self._overlap and (self._interval > 0 or self._watched):  # it will save within the training
             trainer.copying.watch()
-        decided_by_rank_0(lambda: inspect(self.retention, trainer, self.directory))
+        state, commands = trainer.state, trainer.commands.recorded
+        decided_by_rank_0(lambda: inspect(self.retention, self.directory, trainer.iter, state, commands))
         resumed, self._resumed, last = self._resumed, False, self.retention.last
         if resumed and last is not None and last[1] == trainer.iter:
             # after a kill, some best checkpoints of one validation may be missing

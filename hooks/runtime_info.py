@@ -84,7 +84,7 @@ class RuntimeInfoHook(Hook):
             step=trainer.iter,
             info={**facts, **self._info},
             config=trainer.config,
-            options={} if trainer.begun is None else options_of(trainer),
+            options={} if trainer.begun is None else options_of(trainer, trainer.state.settings),
         )
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:

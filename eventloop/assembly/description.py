@@ -6,7 +6,7 @@ import platform
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -18,14 +18,7 @@ from eventloop.description.plain_values import plain_value
 from eventloop.description.record import Begin, RunRecord
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.resume.protocols import ResumableTrainer
-from eventloop.resume.state import TrainerState
-
-
-class DescribedTrainer(ResumableTrainer, Protocol):
-    """A trainer as its description sees it."""
-
-    state: TrainerState
-    config: dict[str, Any]
+from eventloop.resume.settings import Settings
 
 
 def check_config(config: object) -> dict[str, Any]:
@@ -48,15 +41,15 @@ def check_config(config: object) -> dict[str, Any]:
     return plain
 
 
-def record_begin(trainer: DescribedTrainer, *, trains: bool) -> Begin | None:
+def record_begin(trainer: ResumableTrainer, settings: Settings, *, trains: bool) -> Begin | None:
     """Record the settings of a run that begins now, and return its begin; None unless it trains."""
-    trainer.state.settings.record_begin()
+    settings.record_begin()
     if not trains:
         return None
     return Begin(time=time.time(), iter=trainer.iter, host=socket.gethostname())
 
 
-def describe(trainer: DescribedTrainer, begin: Begin) -> RunRecord:
+def describe(trainer: ResumableTrainer, settings: Settings, begin: Begin) -> RunRecord:
     """Return what a training was begun with; it reads no tensor.
 
     It looks at each parameter, which takes milliseconds for thousands, so the heartbeat's thread calls it.
@@ -74,13 +67,13 @@ def describe(trainer: DescribedTrainer, begin: Begin) -> RunRecord:
         torch=str(torch.__version__),
         eventloop=__version__,
         config=trainer.config,
-        options=options_of(trainer),
+        options=options_of(trainer, settings),
     )
 
 
-def options_of(trainer: DescribedTrainer) -> dict[str, Any]:
+def options_of(trainer: ResumableTrainer, of_checkpoints: Settings) -> dict[str, Any]:
     """Return the settings that checkpoints have, and what hooks were constructed with, by their owners."""
-    settings = trainer.state.settings.state_dict()
+    settings = of_checkpoints.state_dict()
     length = "max_epochs" if trainer.by_epoch else "max_iters"
     own = {length: getattr(trainer, length), "limit_batches": trainer.limits.given, **settings["run"]}
     schedulers = [

@@ -18,6 +18,7 @@ from eventloop.data.limits import Counting, Limits
 from eventloop.events import Event
 from eventloop.events.run import CurrentRun
 from eventloop.metrics import EventStorage
+from eventloop.ownership.run_ownership import RunOwnership
 from eventloop.state.remembered import Remembered
 
 Within = Literal["", "iter", "epoch"]
@@ -38,6 +39,7 @@ class TrainerParts(Protocol):
     facts: CurrentRun
     clock: StepClock
     metrics: EventStorage
+    ownership: RunOwnership
     foreign_calls: ForeignCalls
     remembered: Remembered
     limits: Limits

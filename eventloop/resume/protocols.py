@@ -7,20 +7,17 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from eventloop.checkpoint.saving.overlapped_copy import Copying
+from eventloop.checkpoint.retention.pending import SavingTrainer
 from eventloop.commands.messages import Applied
 from eventloop.data.position import LoaderPosition
-from eventloop.data.trainer_parts import TrainerParts
-from eventloop.ownership.run_ownership import RunOwnership
 
 
-class ResumableTrainer(TrainerParts, Protocol):
+class ResumableTrainer(SavingTrainer, Protocol):
     """A trainer as a resume sees it: the parts that a checkpoint holds, and those that are compared."""
 
+    config: dict[str, Any]
     schedulers: list[Any]
     position: LoaderPosition
-    copying: Copying
-    ownership: RunOwnership
     autocast: Callable[[], AbstractContextManager[Any]]
     checkpoint: dict[str, Any] | None
     checkpoint_dir: Path

@@ -6,23 +6,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from eventloop.checkpoint.saving.overlapped_copy import Copying
-from eventloop.commands.messages import Applied
-from eventloop.data.position import LoaderPosition
-from eventloop.ownership.run_ownership import RunOwnership
+from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.state import TrainerState
 from eventloop.stops.stopping import StoppableTrainer
 
 
-class SteeredTrainer(StoppableTrainer, Protocol):
+class SteeredTrainer(StoppableTrainer, ResumableTrainer, Protocol):
     """A trainer as the commands see it; `Trainer` documents the attributes."""
 
-    ownership: RunOwnership
     state: TrainerState
-    position: LoaderPosition
-    applied_commands: list[Applied]
-    schedulers: list[Any]
-    copying: Copying
     commands: Any  # `steering.commands.Commands`, which imports this module
 
     @property

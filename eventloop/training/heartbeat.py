@@ -12,15 +12,14 @@ import socket
 import time
 from collections import deque
 from pathlib import Path
-from typing import Protocol
 
 from eventloop.checkpoint.directory import scan
 from eventloop.ownership.run_ownership import RunOwnership
 from eventloop.ownership.status import RunState, RunStatus, write_status
-from eventloop.resume.state import TrainerState
 from eventloop.state.exchange import decided_by_rank_0
 from eventloop.temporary.process_identity import this_process
-from eventloop.training.run_file import BegunTrainer, RunFile
+from eventloop.training.protocols import LoopTrainer
+from eventloop.training.run_file import RunFile
 
 logger = logging.getLogger("eventloop")
 
@@ -30,13 +29,7 @@ WINDOW_CHANGES = 5
 _STATES: dict[str, RunState] = {"val": "validating", "test": "testing", "predict": "predicting"}
 
 
-class OwningTrainer(BegunTrainer, Protocol):
-    """A trainer as its heartbeat sees it."""
-
-    state: TrainerState
-
-
-def own_directories(trainer: OwningTrainer) -> RunOwnership:
+def own_directories(trainer: LoopTrainer) -> RunOwnership:
     """Return the ownership of a trainer's directories, which writes its status and `run.json`."""
     ownership = RunOwnership(
         lambda: [trainer.work_dir, *trainer.state.directories],
@@ -91,7 +84,7 @@ class StatusWriter:
     is left out; the next call tries again.
     """
 
-    def __init__(self, trainer: OwningTrainer) -> None:
+    def __init__(self, trainer: LoopTrainer) -> None:
         self._trainer = trainer
         self._call: _Call | None = None
 
@@ -124,7 +117,7 @@ class StatusWriter:
 class _Call:
     """A call of `train`, `val` and so on, from its begin to its end."""
 
-    def __init__(self, trainer: OwningTrainer) -> None:
+    def __init__(self, trainer: LoopTrainer) -> None:
         self._trainer, self._first_iter = trainer, trainer.iter
         self._begun = self._moved = time.time()
         self._before: tuple[int, RunState] | None = None

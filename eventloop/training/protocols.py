@@ -5,28 +5,26 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from eventloop.data.position import LoaderPosition
+from eventloop.description.record import Begin
 from eventloop.evaluation.evaluation import Evaluator
 from eventloop.evaluation.monitored_metrics import MonitoredMetrics
 from eventloop.model.training_modes import TrainingModes
-from eventloop.ownership.run_ownership import RunOwnership
 from eventloop.steering.commands import Commands
-from eventloop.stops.stopping import Pass, StoppableTrainer
+from eventloop.steering.protocols import SteeredTrainer
+from eventloop.stops.stopping import Pass
 
 
-class LoopTrainer(StoppableTrainer, Protocol):
+class LoopTrainer(SteeredTrainer, Protocol):
     """A trainer as its loops see it; `Trainer` documents the attributes."""
 
     evaluator: dict[str, Evaluator]
     writers: list[Any]
-    position: LoaderPosition
     modes: TrainingModes
     passing: Pass | None
     monitored: MonitoredMetrics
     during_run: ExitStack
-    ownership: RunOwnership
     commands: Commands
-
+    begun: Begin | None
     steps_in_hook: bool
 
     def open_run(self, *, trains: bool) -> None: ...

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from msgspec.structs import replace
 
-from eventloop.assembly.description import DescribedTrainer, describe
+from eventloop.assembly.description import describe
 from eventloop.description.commit import program_commit
 from eventloop.description.record import Begin, write_record
 from eventloop.training.protocols import LoopTrainer
-
-
-class BegunTrainer(LoopTrainer, DescribedTrainer, Protocol):
-    """A trainer that says when its present training has begun."""
-
-    begun: Begin | None
 
 
 class RunFile:
@@ -25,7 +17,7 @@ class RunFile:
     call of `train()`, and not for an evaluation, which begins no training. A failed write is tried again.
     """
 
-    def __init__(self, trainer: BegunTrainer) -> None:
+    def __init__(self, trainer: LoopTrainer) -> None:
         self._trainer = trainer
         self._written: Begin | None = None
 
@@ -38,5 +30,8 @@ class RunFile:
         trainer, begin = self._trainer, self._trainer.begun
         if begin is None or begin is self._written or trainer.ownership.lost:
             return
-        write_record(trainer.work_dir, describe(trainer, replace(begin, commit=program_commit())))
+        write_record(
+            trainer.work_dir,
+            describe(trainer, trainer.state.settings, replace(begin, commit=program_commit())),
+        )
         self._written = begin

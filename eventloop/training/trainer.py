@@ -487,7 +487,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         """
         check_hooks_owned(self)
         stop_at_run(self.bus, self.max_epochs, self.max_iters)
-        self.begun = record_begin(self, trains=trains) or self.begun
+        self.begun = record_begin(self, self.state.settings, trains=trains) or self.begun
         facts = facts_of(self)
         device = self.clock.device or device_clock(self.model, self.bus.post)
         self.stops.await_ranks()  # before any other exchange, which would wait for a late rank silently

@@ -28,21 +28,10 @@ if TYPE_CHECKING:
     from eventloop.checkpoint.sharded.session import Session
 
 
-class Ownership(Protocol):
-    """The part of the ownership of a run's directories that saves read."""
-
-    lost: bool
-    """True once another run has taken a directory."""
-
-
 class SavingTrainer(TrainerParts, Protocol):
-    """The parts of a trainer that saves need, its overlapped copies among them."""
+    """A trainer as saves see it."""
 
     copying: Copying
-
-    @property
-    def ownership(self) -> Ownership:
-        """The ownership of the directories in which the trainer saves."""
 
 
 logger = logging.getLogger("eventloop")

@@ -22,7 +22,9 @@ from eventloop.util.errors import CheckpointError
 logger = logging.getLogger("eventloop")
 
 
-class _Resumed(Protocol):
+class ResumeState(Protocol):
+    """The part of a trainer's state that says where its run goes on."""
+
     resumed_from: Path | None
     went_back_to: Path | None
 
@@ -30,33 +32,20 @@ class _Resumed(Protocol):
     def directories(self) -> list[Path]: ...
 
 
-class _Commands(Protocol):
-    @property
-    def recorded(self) -> list[Applied]: ...
+def inspect(
+    retention: Retention, directory: Path, iteration: int, state: ResumeState, commands: Sequence[Applied]
+) -> None:
+    """Compare a hook's record with the directory when training begins, and record where the run goes on.
 
-
-class ResumedTrainer(Protocol):
-    """The parts of a trainer that show how its run has begun."""
-
-    iter: int
-    rank: int
-
-    @property
-    def state(self) -> _Resumed: ...
-    @property
-    def commands(self) -> _Commands: ...
-
-
-def inspect(retention: Retention, trainer: ResumedTrainer, directory: Path) -> None:
-    """Compare a hook's record with the directory when training begins, and record where the run goes on."""
-    if trainer.rank > 0:
-        return
-    state = trainer.state
+    Args:
+        iteration: the completed iterations.
+        commands: those of the run, and of its earlier part.
+    """
     found = retention.scan_directory(directory)
     resumed_here = state.resumed_from in {path.absolute() for path in found.manifests}
     retention.drop_missing([path.name for path in found.manifests], bests=resumed_here)
     retention.origin = [state.resumed_from.name] if resumed_here and state.resumed_from is not None else []
-    retention.await_again(found, directory, iterations_evaluated(trainer.commands.recorded))
+    retention.await_again(found, directory, iterations_evaluated(commands))
     newest = next(iter(found.newest_first()), None)
     if newest is not None and newest.absolute() == state.resumed_from:
         # so that a resumed run that is already complete does not save again
@@ -64,7 +53,7 @@ def inspect(retention: Retention, trainer: ResumedTrainer, directory: Path) -> N
     resumed, state.went_back_to = state.went_back_to, None
     if resumed is not None:
         record_rewind(state.directories, resumed)
-    if trainer.iter == 0 and state.resumed_from is None:
+    if iteration == 0 and state.resumed_from is None:
         warn_of_other_run(found, directory)
 
 
