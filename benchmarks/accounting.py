@@ -111,9 +111,13 @@ def trainer_of(width: int, directory: str) -> Trainer:
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     return Trainer(
-        model, optimizer=optimizer, max_iters=10**9, writers=[], work_dir=directory,
+        model,
+        optimizer=optimizer,
+        max_iters=10**9,
+        writers=[],
+        work_dir=directory,
         default_hooks={"checkpoint": None},
-    )  # fmt: skip
+    )
 
 
 def step_cases(label: str, width: int, number: int, directory: str, ending: ExitStack) -> list[Case]:

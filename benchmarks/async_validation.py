@@ -66,10 +66,16 @@ def build(way: str = NONE, epochs: int = 1, directory: str | None = None) -> Tra
     if way == ASIDE:
         hooks.append(AsyncValidationHook("benchmarks.async_validation:build"))
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3), loss_fn=F.cross_entropy,
-        train_loader=[batch] * STEPS, val_loader=[batch] * BATCHES, max_epochs=epochs, hooks=hooks, writers=[],
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
+        loss_fn=F.cross_entropy,
+        train_loader=[batch] * STEPS,
+        val_loader=[batch] * BATCHES,
+        max_epochs=epochs,
+        hooks=hooks,
+        writers=[],
         work_dir=directory,
-    )  # fmt: skip
+    )
     if way == NONE:
         trainer.schedule = Never()
     return trainer
@@ -97,9 +103,16 @@ def run(way: str, options: argparse.Namespace) -> Run:
     """Return what one run takes, in a process of its own."""
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         command = [
-            sys.executable, "-m", "benchmarks.async_validation", "--epochs", str(options.epochs), "--directory",
-            directory, "--way", way,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "benchmarks.async_validation",
+            "--epochs",
+            str(options.epochs),
+            "--directory",
+            directory,
+            "--way",
+            way,
+        ]
         printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return msgspec.json.decode(printed.splitlines()[-1], type=Run)
 
@@ -125,9 +138,19 @@ def goals(record: dict[str, Any]) -> list[list[str]]:
     """Return the goals, and what was measured."""
     ours = record["ways"][ASIDE]
     return [
-        ["steps, to no validation", f"<= {STEP_GOAL}x", f"{ours['steps']:.3f}x", yes_no(ours["steps"] <= STEP_GOAL)],
-        ["gain, of the validations", f">= {GAIN_GOAL}", f"{ours['gain']:.3f}", yes_no(ours["gain"] >= GAIN_GOAL)],
-    ]  # fmt: skip
+        [
+            "steps, to no validation",
+            f"<= {STEP_GOAL}x",
+            f"{ours['steps']:.3f}x",
+            yes_no(ours["steps"] <= STEP_GOAL),
+        ],
+        [
+            "gain, of the validations",
+            f">= {GAIN_GOAL}",
+            f"{ours['gain']:.3f}",
+            yes_no(ours["gain"] >= GAIN_GOAL),
+        ],
+    ]
 
 
 def short(record: dict[str, Any]) -> str:

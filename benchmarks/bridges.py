@@ -95,26 +95,46 @@ def one(host: str, step: float, computes: float, rounds: int, clock: Clock) -> d
 def _numbers(step: float, host: Taken, bridge: Taken) -> dict[str, Any]:
     low, high = bridge.interval_to(host)
     return {
-        "step": step, "host": host.median, "host_least": min(host.seconds), "bridge": bridge.median, "ratio": bridge.ratio_to(host),
-        "low": low, "high": high, "least": min(bridge.seconds) / min(host.seconds),
-    }  # fmt: skip
+        "step": step,
+        "host": host.median,
+        "host_least": min(host.seconds),
+        "bridge": bridge.median,
+        "ratio": bridge.ratio_to(host),
+        "low": low,
+        "high": high,
+        "least": min(bridge.seconds) / min(host.seconds),
+    }
 
 
 def rows(results: list[dict[str, Any]]) -> str:
     """The table of one host."""
     return markdown_table(
-        ("a step of ms", "host's step ms", "bridge adds µs", "ratio", "95 %", "fastest", "goal", "met", "row / own clock"),
+        (
+            "a step of ms",
+            "host's step ms",
+            "bridge adds µs",
+            "ratio",
+            "95 %",
+            "fastest",
+            "goal",
+            "met",
+            "row / own clock",
+        ),
         [
             (
-                f"{r['step'] * 1e3:g}" if r["step"] else "its own", f"{r['host'] * 1e3:.3f}", f"{(r['ratio'] - 1) * r['host'] * 1e6:.1f}",
-                f"{r['ratio']:.4f}", f"{r['low']:.4f}–{r['high']:.4f}", f"{r['least']:.4f}",
+                f"{r['step'] * 1e3:g}" if r["step"] else "its own",
+                f"{r['host'] * 1e3:.3f}",
+                f"{(r['ratio'] - 1) * r['host'] * 1e6:.1f}",
+                f"{r['ratio']:.4f}",
+                f"{r['low']:.4f}–{r['high']:.4f}",
+                f"{r['least']:.4f}",
                 "" if STEPS[r["step"]] is None else f"≤ {STEPS[r['step']]}",
                 "" if STEPS[r["step"]] is None else yes_no(r["ratio"] <= STEPS[r["step"]]),
                 f"{r['row'] / r['own']:.4f}",
             )
             for r in results
         ],
-    )  # fmt: skip
+    )
 
 
 def short(record: dict[str, Any]) -> str:
@@ -133,8 +153,10 @@ def short(record: dict[str, Any]) -> str:
     return section(
         f"a training of each host, without and with the bridge, in turns, {MEASURED[record['clock']]}; "
         f"the load of the machine was {loads}, of which this is 1.",
-        answers, [*goals, _exact(hosts)], record["about"],
-    )  # fmt: skip
+        answers,
+        [*goals, _exact(hosts)],
+        record["about"],
+    )
 
 
 def _added(result: dict[str, Any]) -> str:
@@ -148,18 +170,21 @@ def _goal(hosts: dict[str, list[dict[str, Any]]], index: int) -> dict[str, str]:
     missed = [host for host, results in hosts.items() if results[index]["ratio"] > limit]
     worst = max(results[index]["ratio"] for results in hosts.values())
     return {
-        "goal": f"a step of {step * 1e3:g} ms, each host", "wanted": f"<= {limit}x",
+        "goal": f"a step of {step * 1e3:g} ms, each host",
+        "wanted": f"<= {limit}x",
         "measured": f"{worst:.3f}x at worst" + (f", above it with {', '.join(missed)}" if missed else ""),
         "met": yes_no(not missed),
-    }  # fmt: skip
+    }
 
 
 def _exact(hosts: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
     worst = max(abs(r["row"] / r["own"] - 1) for results in hosts.values() for r in results)
     return {
-        "goal": "row of a callback to its own clock, each host", "wanted": f"<= {EXACT:.0%} apart",
-        "measured": f"{worst:.1%} at worst", "met": yes_no(worst <= EXACT),
-    }  # fmt: skip
+        "goal": "row of a callback to its own clock, each host",
+        "wanted": f"<= {EXACT:.0%} apart",
+        "measured": f"{worst:.1%} at worst",
+        "met": yes_no(worst <= EXACT),
+    }
 
 
 def main() -> None:

@@ -95,9 +95,14 @@ def turns(way: Way, batch: tuple[torch.Tensor, torch.Tensor], iterations: int) -
     if not (hooks := way.hooks()):
         default["checkpoint"] = None
     trainer = Trainer(
-        way.model, optimizer=way.optimizer, max_iters=10**9, hooks=hooks,
-        default_hooks=default, writers=[], work_dir=way.directory / "run",
-    )  # fmt: skip
+        way.model,
+        optimizer=way.optimizer,
+        max_iters=10**9,
+        hooks=hooks,
+        default_hooks=default,
+        writers=[],
+        work_dir=way.directory / "run",
+    )
     way.attach(trainer)
     taken: list[float] = []
     done = False
@@ -295,15 +300,31 @@ def report(record: dict[str, Any]) -> str:
     """The whole page."""
     rows = [
         [
-            name, f"{f['blocked'] * 1e3:.1f} ms", f"{f['blocked / sync']:.1%}", f"{f['cost'] * 1e3:.0f} ms",
-            f"{f['cost / sync']:.0%}", f"{f['halves'] * 1e3:.0f} ms", f"{f['halves / sync']:.0%}", f"{f['done']:.0%}",
-            f"{f['slowest / step']:.2f}", f"{f['durable']:.2f} s",
+            name,
+            f"{f['blocked'] * 1e3:.1f} ms",
+            f"{f['blocked / sync']:.1%}",
+            f"{f['cost'] * 1e3:.0f} ms",
+            f"{f['cost / sync']:.0%}",
+            f"{f['halves'] * 1e3:.0f} ms",
+            f"{f['halves / sync']:.0%}",
+            f"{f['done']:.0%}",
+            f"{f['slowest / step']:.2f}",
+            f"{f['durable']:.2f} s",
         ]
         for name, f in record["ways"].items()
-    ]  # fmt: skip
+    ]
     headers = [
-        "way", "blocked", "/ sync", "cost", "/ sync", "by halves", "/ sync", "done", "slowest / step", "durable after",
-    ]  # fmt: skip
+        "way",
+        "blocked",
+        "/ sync",
+        "cost",
+        "/ sync",
+        "by halves",
+        "/ sync",
+        "done",
+        "slowest / step",
+        "durable after",
+    ]
     disk, held = record["bandwidth"], record["memory"]
     rates = [[name, f"{value / 2**20:.0f} MB/s"] for name, value in disk.items() if name != "ratio"]
     return "\n\n".join(

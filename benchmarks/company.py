@@ -74,8 +74,12 @@ def not_installed() -> dict[str, str]:
 
 
 def take_round(
-    engines: list[str], training: Training, company: Company, options: argparse.Namespace, failed: dict[str, str]
-) -> dict[str, Run]:  # fmt: skip
+    engines: list[str],
+    training: Training,
+    company: Company,
+    options: argparse.Namespace,
+    failed: dict[str, str],
+) -> dict[str, Run]:
     """One run of each engine, in this order; what fails is added to `failed`."""
     taken: dict[str, Run] = {}
     with ExitStack() as stack:

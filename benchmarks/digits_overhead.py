@@ -60,8 +60,15 @@ from benchmarks.helpers.timing import (
 GOAL = 1.05
 KEYS = ("wall", "mean", "p50", "p99")
 COLUMNS = [
-    "engine", "whole run", "mean step", "p50", "p99", "added to a step", "quartiles", "left per epoch",
-]  # fmt: skip
+    "engine",
+    "whole run",
+    "mean step",
+    "p50",
+    "p99",
+    "added to a step",
+    "quartiles",
+    "left per epoch",
+]
 
 
 # --- taking turns ------------------------------------------------------------------------------------------
@@ -151,9 +158,11 @@ def short(record: dict[str, Any]) -> str:
         ", ".join(f"{name} {ratio}" for name, ratio in each) for each in (parts, others)
     )
     goal = {
-        "goal": "whole run of eventloop, the whole stack", "wanted": f"<= {record['goal']}x",
-        "measured": f"{by_name[WHOLE]['wall']:.3f}x", "met": yes_no(by_name[WHOLE]["wall"] <= record["goal"]),
-    }  # fmt: skip
+        "goal": "whole run of eventloop, the whole stack",
+        "wanted": f"<= {record['goal']}x",
+        "measured": f"{by_name[WHOLE]['wall']:.3f}x",
+        "met": yes_no(by_name[WHOLE]["wall"] <= record["goal"]),
+    }
     return section(
         f"a bare step of {record['bare_step'] * 1e3:.2f} ms, logged every {EVERY} iterations, with a checkpoint each epoch "
         "of 23 iterations; the whole run to the bare loop's.",

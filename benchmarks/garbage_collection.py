@@ -110,10 +110,16 @@ class Turn:
         if any(isinstance(hook, GarbageCollectionHook) for hook in hooks):
             default.pop("garbage_collection", None)
         self._trainer = Trainer(
-            model, optimizer=torch.optim.AdamW(model.parameters()), train_step=self._step, max_epochs=4,
-            train_loader=[torch.rand(32, 64)] * (steps // 4), hooks=hooks, default_hooks=default, writers=[],
+            model,
+            optimizer=torch.optim.AdamW(model.parameters()),
+            train_step=self._step,
+            max_epochs=4,
+            train_loader=[torch.rand(32, 64)] * (steps // 4),
+            hooks=hooks,
+            default_hooks=default,
+            writers=[],
             work_dir=directory,
-        )  # fmt: skip
+        )
         bus = self._trainer.bus
         bus.subscribe(self._begin, "before_train_iter", priority=0)
         bus.subscribe(self._end, "after_train_iter", priority=99)
@@ -268,8 +274,10 @@ def main() -> None:
         parts.append(markdown_table(COLUMNS, [row(name, each) for name, each in figures.items()]))
     parts.append("Medians over the rounds. Cycles: the most that waited to be collected.")
     record = {
-        "environment": about, "goals": goals, "figures": {str(kept): each for kept, (each, _, _) in found.items()},
-    }  # fmt: skip
+        "environment": about,
+        "goals": goals,
+        "figures": {str(kept): each for kept, (each, _, _) in found.items()},
+    }
     publish("\n\n".join(parts), record, short, json=options.json, markdown=options.markdown)
 
 

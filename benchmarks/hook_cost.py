@@ -57,9 +57,14 @@ from benchmarks.helpers.timing import (
 )
 
 ROWS = {
-    **hook_rows.ROWS, **hook_timers.ROWS, **hook_steps.ROWS, **hook_norms.ROWS, **hook_views.ROWS,
-    **hook_calls.ROWS, **hook_numbers.ROWS,
-}  # fmt: skip
+    **hook_rows.ROWS,
+    **hook_timers.ROWS,
+    **hook_steps.ROWS,
+    **hook_norms.ROWS,
+    **hook_views.ROWS,
+    **hook_calls.ROWS,
+    **hook_numbers.ROWS,
+}
 VERSIONS = tuple(dict.fromkeys(["torch", *(peer.distribution for peer in PEERS)]))
 PUT_GOAL_US = 1.5
 EMA_GOAL = 2.0
@@ -69,9 +74,17 @@ GOALS = (
     "the median's 95 % confidence interval; two decimals of the median decide."
 )
 COLUMNS = [
-    "hook", "ours µs", "by hand µs", "x by hand", "best peer µs", "best peer", "x best peer", "95 %",
-    "background µs", "goal met",
-]  # fmt: skip
+    "hook",
+    "ours µs",
+    "by hand µs",
+    "x by hand",
+    "best peer µs",
+    "best peer",
+    "x best peer",
+    "95 %",
+    "background µs",
+    "goal met",
+]
 PEER_COLUMNS = ["hook", "peer", "µs", "ours / peer"]
 
 
@@ -149,10 +162,14 @@ def table_row(row: Row) -> list[str]:
         low, high = row.taken[OURS].interval_to(row.taken[best])
         peer = [micro(row.taken[best]), best, f"{row.ratio(best):.2f}", f"{low:.2f} to {high:.2f}"]
     return [
-        row.name, micro(row.taken[OURS]), micro(row.taken.get(BY_HAND)),
-        f"{row.ratio(BY_HAND):.2f}" if BY_HAND in row.taken else "", *peer,
-        micro(row.taken.get(BACKGROUND)), yes_no(all(goals.values())) if goals else "no goal",
-    ]  # fmt: skip
+        row.name,
+        micro(row.taken[OURS]),
+        micro(row.taken.get(BY_HAND)),
+        f"{row.ratio(BY_HAND):.2f}" if BY_HAND in row.taken else "",
+        *peer,
+        micro(row.taken.get(BACKGROUND)),
+        yes_no(all(goals.values())) if goals else "no goal",
+    ]
 
 
 def peer_rows(rows: list[Row]) -> list[list[str]]:

@@ -68,9 +68,14 @@ def build(directory: Path, iterations: int) -> Trainer:
         return loss
 
     return Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3), train_step=step,
-        train_loader=[0] * iterations, max_epochs=1, writers=[JSONLWriter()], work_dir=directory,
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
+        train_step=step,
+        train_loader=[0] * iterations,
+        max_epochs=1,
+        writers=[JSONLWriter()],
+        work_dir=directory,
+    )
 
 
 def train(directory: Path, iterations: int, *, watched: bool) -> Run:
@@ -158,10 +163,19 @@ def reader(reads: int) -> dict[str, float]:
 
 def _rows(begin: int, count: int) -> bytes:
     rows = (
-        {"mode": "train", "step": step, "iter": step - 1, "epoch": 0, "loss": 1 / step, "lr": 0.1, "time": 0.01,
-         "data_time": 0.001, "step_time": 0.008}
+        {
+            "mode": "train",
+            "step": step,
+            "iter": step - 1,
+            "epoch": 0,
+            "loss": 1 / step,
+            "lr": 0.1,
+            "time": 0.01,
+            "data_time": 0.001,
+            "step_time": 0.008,
+        }
         for step in range(begin, begin + count)
-    )  # fmt: skip
+    )
     return msgspec.json.Encoder().encode_lines([*rows])
 
 
@@ -176,10 +190,25 @@ def goals(record: dict[str, Any]) -> list[list[str]]:
     beat, read = record["heartbeat"]["percent"], record["reader"]["percent"]
     steps = record["watched_steps"]["ratio"]
     return [
-        ["p99 of a watched step, to one that is not", f"<= {STEP_GOAL}x", f"{steps:.3f}x", yes_no(steps <= STEP_GOAL)],
-        ["CPU of the heartbeat, of a run", f"<= {HEARTBEAT_GOAL} %", f"{beat:.3f} %", yes_no(beat <= HEARTBEAT_GOAL)],
-        ["CPU of a reader, of one CPU", f"<= {READER_GOAL:g} %", f"{read:.2f} %", yes_no(read <= READER_GOAL)],
-    ]  # fmt: skip
+        [
+            "p99 of a watched step, to one that is not",
+            f"<= {STEP_GOAL}x",
+            f"{steps:.3f}x",
+            yes_no(steps <= STEP_GOAL),
+        ],
+        [
+            "CPU of the heartbeat, of a run",
+            f"<= {HEARTBEAT_GOAL} %",
+            f"{beat:.3f} %",
+            yes_no(beat <= HEARTBEAT_GOAL),
+        ],
+        [
+            "CPU of a reader, of one CPU",
+            f"<= {READER_GOAL:g} %",
+            f"{read:.2f} %",
+            yes_no(read <= READER_GOAL),
+        ],
+    ]
 
 
 def short(record: dict[str, Any]) -> str:

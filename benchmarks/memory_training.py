@@ -84,9 +84,11 @@ def short(record: dict[str, Any]) -> str:
     (first, begun, _), (last, ended, _) = record["seen"][0], record["seen"][-1]
     growth = record["growth_mib"]
     goal = {
-        "goal": "growth after the first tenth", "wanted": f"<= {LIMIT_MIB} MiB", "measured": f"{growth:+.1f} MiB",
+        "goal": "growth after the first tenth",
+        "wanted": f"<= {LIMIT_MIB} MiB",
+        "measured": f"{growth:+.1f} MiB",
         "met": yes_no(growth <= LIMIT_MIB),
-    }  # fmt: skip
+    }
     return section(
         f"the resident memory of a training of {last:,} iterations with every default hook and a writer too slow for it.",
         [

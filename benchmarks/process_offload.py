@@ -151,10 +151,12 @@ def goals(record: dict[str, Any]) -> list[dict[str, str]]:
             ratio = over_none(places, PROCESS)
             found.append(
                 {
-                    "goal": f"{title.split(':')[0]}, in a process", "wanted": f"<= {GOAL}x", "measured": f"{ratio:.3f}x",
+                    "goal": f"{title.split(':')[0]}, in a process",
+                    "wanted": f"<= {GOAL}x",
+                    "measured": f"{ratio:.3f}x",
                     "met": yes_no(ratio <= GOAL),
                 }
-            )  # fmt: skip
+            )
     return found
 
 

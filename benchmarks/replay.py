@@ -64,11 +64,14 @@ def scalars(count: int) -> list[Event]:
     """What a run logs."""
     return [
         ScalarsLogged(
-            step=step, iter=step - 1, epoch=step // 1000, max_epochs=10,
+            step=step,
+            iter=step - 1,
+            epoch=step // 1000,
+            max_epochs=10,
             scalars={"loss": 1 / step, "lr": 1e-3, "time": 0.01},
         )
         for step in range(1, count + 1)
-    ]  # fmt: skip
+    ]
 
 
 def write_log(directory: Path, events: list[Event]) -> None:

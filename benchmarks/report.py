@@ -69,20 +69,36 @@ def _costs(iterations: int) -> RunCosts:
         trend=[TrendPoint(first_iter=i, phases=_phases(min(each, iterations - i))) for i in starts],
         handlers=[
             HandlerCost(
-                name=f"Hook{i}.after_train_iter", event="after_train_iter", priority=i, calls=iterations,
-                seconds=1e-6 * i * iterations, share=0.01, times=times,
+                name=f"Hook{i}.after_train_iter",
+                event="after_train_iter",
+                priority=i,
+                calls=iterations,
+                seconds=1e-6 * i * iterations,
+                share=0.01,
+                times=times,
             )
             for i in range(50)
         ],
         subscribers=[
             SubscriberCost(
-                name=f"Writer{i}", event="scalars_logged", runs_on="thread", delivered=iterations, dropped=0,
-                failed=0, queued=0, peak_queued=100, spilled=0, calls=iterations, seconds=1.0, wait=times, busy=times,
+                name=f"Writer{i}",
+                event="scalars_logged",
+                runs_on="thread",
+                delivered=iterations,
+                dropped=0,
+                failed=0,
+                queued=0,
+                peak_queued=100,
+                spilled=0,
+                calls=iterations,
+                seconds=1.0,
+                wait=times,
+                busy=times,
             )
             for i in range(5)
         ],
         complete=True,
-    )  # fmt: skip
+    )
 
 
 def _phases(iterations: int) -> Phases:

@@ -56,9 +56,13 @@ def train(directory: Path, iterations: int, **planted: float) -> Report:
     ]
     root = Path(__file__).parents[1]
     subprocess.run(
-        [*command, *options], check=True, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [*command, *options],
+        check=True,
+        cwd=root,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(root)},
-    )  # fmt: skip
+    )
     return load_report(directory)
 
 
@@ -142,10 +146,15 @@ def rows(rounds: list[Round]) -> list[list[str]]:
         called = sum(row(diff, which).verdict in ("slower", "faster") for diff, which in of)
         found.append(
             [
-                name, f"{min(differences):+.1f}", f"{statistics.median(differences):+.1f}", f"{max(differences):+.1f}",
-                f"{statistics.median(widths):.1f}", f"{statistics.median(noise):.1f}", f"{called} of {len(of)}",
+                name,
+                f"{min(differences):+.1f}",
+                f"{statistics.median(differences):+.1f}",
+                f"{max(differences):+.1f}",
+                f"{statistics.median(widths):.1f}",
+                f"{statistics.median(noise):.1f}",
+                f"{called} of {len(of)}",
             ]
-        )  # fmt: skip
+        )
     return found
 
 
@@ -235,17 +244,20 @@ def _small(figures: list[dict[str, Diff]]) -> list[dict[str, Any]]:
         {
             name: {
                 each.name: {
-                    "difference": round(percent(each.difference, diff), 2), "low": round(percent(each.low, diff), 2),
-                    "high": round(percent(each.high, diff), 2), "noise": round(percent(each.noise, diff), 2),
+                    "difference": round(percent(each.difference, diff), 2),
+                    "low": round(percent(each.low, diff), 2),
+                    "high": round(percent(each.high, diff), 2),
+                    "noise": round(percent(each.noise, diff), 2),
                     "verdict": each.verdict,
                 }
                 for each in diff.rows
-                if each.name in (ITERATION, PHASE, HANDLER, "hooks") or each.verdict not in ("noise", "unknown")
+                if each.name in (ITERATION, PHASE, HANDLER, "hooks")
+                or each.verdict not in ("noise", "unknown")
             }
             for name, diff in one.items()
         }
         for one in figures
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

@@ -155,11 +155,17 @@ def line_rows(sweeps: dict[str, list[Series]]) -> list[list[str]]:
             line = series.fit()
             rows.append(
                 [
-                    name, series.name, str(len(series.xs)), series.text, series.slope_text,
+                    name,
+                    series.name,
+                    str(len(series.xs)),
+                    series.text,
+                    series.slope_text,
                     f"{line.intercept:.4g} {series.unit}",
-                    f"{line.r2:.4f}", f"{line.residual:+.3g} {series.unit}", f"{line.residual_share:.1%}",
+                    f"{line.r2:.4f}",
+                    f"{line.residual:+.3g} {series.unit}",
+                    f"{line.residual_share:.1%}",
                 ]
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -202,25 +208,39 @@ def draw(sweeps: dict[str, list[Series]], path: Path) -> None:
         (for_handlers, for_writers), (for_parameters, for_iterations) = axes
         emitted, plain = sweeps["handlers"]
         panel(
-            for_handlers, "One event to more handlers", "handlers of the event", "time of an event, ns",
+            for_handlers,
+            "One event to more handlers",
+            "handlers of the event",
+            "time of an event, ns",
             [(plain, OTHERS, "--"), (emitted, OURS, "-")],
-        )  # fmt: skip
+        )
         thread, written, own = sweeps["writers"]
         panel(
-            for_writers, "An iteration with more writers", "writers", iteration,
+            for_writers,
+            "An iteration with more writers",
+            "writers",
+            iteration,
             [(written, OTHERS, "--"), (thread, SECOND, "-"), (own, OURS, "-")],
-        )  # fmt: skip
+        )
         bare, average, own, _, python = sweeps["parameters"]
         panel(
-            for_parameters, "An iteration of a larger model", "parameters of the model", iteration,
+            for_parameters,
+            "An iteration of a larger model",
+            "parameters of the model",
+            iteration,
             [(bare, OTHERS, "-"), (average, SECOND, "-"), (own, OURS, "-"), (python, OTHERS, ":")],
             logarithmic="xy",
-        )  # fmt: skip
+        )
         pace, _, memory = sweeps["iterations"]
         panel(
-            for_iterations, "A longer run", "iterations since the beginning", iteration, [(pace, OURS, "-")],
-            logarithmic="x", right=("resident memory, MiB", (memory, SECOND, "-")),
-        )  # fmt: skip
+            for_iterations,
+            "A longer run",
+            "iterations since the beginning",
+            iteration,
+            [(pace, OURS, "-")],
+            logarithmic="x",
+            right=("resident memory, MiB", (memory, SECOND, "-")),
+        )
 
 
 def panel(

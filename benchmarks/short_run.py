@@ -46,8 +46,13 @@ def run(way: str, iterations: int, bytecode: str) -> dict[str, float]:
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as directory:
         command = [
-            sys.executable, "-m", "benchmarks.helpers.short_run_ways", way, str(iterations), directory,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "benchmarks.helpers.short_run_ways",
+            way,
+            str(iterations),
+            directory,
+        ]
         before = os.times()
         printed = subprocess.run(command, check=True, capture_output=True, text=True, env=variables).stdout
         after = os.times()

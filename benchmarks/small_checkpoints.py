@@ -71,9 +71,16 @@ def train(way: str, iterations: int, directory: Path, *, computes: bool) -> Run:
         default["checkpoint"] = None
     hooks = [CheckpointHook(interval=INTERVAL, by_epoch=False, max_keep_ckpts=3)] if way == OURS else []
     trainer = Trainer(
-        model, optimizer=optimizer, train_step=step, train_loader=[0] * iterations, max_epochs=1, hooks=hooks,
-        default_hooks=default, writers=[], work_dir=directory,
-    )  # fmt: skip
+        model,
+        optimizer=optimizer,
+        train_step=step,
+        train_loader=[0] * iterations,
+        max_epochs=1,
+        hooks=hooks,
+        default_hooks=default,
+        writers=[],
+        work_dir=directory,
+    )
     if way == SYNCHRONOUS:
 
         def save(event: AfterTrainIter) -> None:
@@ -97,9 +104,17 @@ def run(way: str, options: argparse.Namespace, *, computes: bool) -> Run:
     """Return what one run takes, in a process of its own."""
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         command = [
-            sys.executable, "-m", "benchmarks.small_checkpoints", "--iterations", str(options.iterations),
-            "--directory", directory, "--way", way, *(["--computes"] if computes else []),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "benchmarks.small_checkpoints",
+            "--iterations",
+            str(options.iterations),
+            "--directory",
+            directory,
+            "--way",
+            way,
+            *(["--computes"] if computes else []),
+        ]
         told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return msgspec.json.decode(told.splitlines()[-1], type=Run)
 
@@ -125,9 +140,19 @@ def goals(record: dict[str, Any]) -> list[list[str]]:
     """Return the goals beside what was measured."""
     ours = record["ways"][OURS]
     return [
-        ["CPU of a checkpoint, ms", f"<= {CPU_GOAL}", f"{ours['cpu_ms']:.2f}", yes_no(ours["cpu_ms"] <= CPU_GOAL)],
-        ["time of the run, to none", f"<= {COST_GOAL}x", f"{ours['cost']:.3f}x", yes_no(ours["cost"] <= COST_GOAL)],
-    ]  # fmt: skip
+        [
+            "CPU of a checkpoint, ms",
+            f"<= {CPU_GOAL}",
+            f"{ours['cpu_ms']:.2f}",
+            yes_no(ours["cpu_ms"] <= CPU_GOAL),
+        ],
+        [
+            "time of the run, to none",
+            f"<= {COST_GOAL}x",
+            f"{ours['cost']:.3f}x",
+            yes_no(ours["cost"] <= COST_GOAL),
+        ],
+    ]
 
 
 def short(record: dict[str, Any]) -> str:

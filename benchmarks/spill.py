@@ -59,9 +59,14 @@ def behind(overflow: Overflow, queue: int) -> Iterator[tuple[Bus, Subscription, 
 
     with Bus(drain_timeout=WAIT) as bus:
         subscription = bus.subscribe(
-            hang, AfterTrainIter, offload="thread", overflow=overflow, queue=queue, batch=True,
+            hang,
+            AfterTrainIter,
+            offload="thread",
+            overflow=overflow,
+            queue=queue,
+            batch=True,
             stall_timeout=WAIT,
-        )  # fmt: skip
+        )
         for _ in range(4):
             for _ in range(queue if queue < BLOCK else 1):
                 bus.emit(EVENT)

@@ -57,10 +57,14 @@ class Training:
         self.repeat = repeat or max(1, round(STEP_SECONDS / min(self._compute() for _ in range(50))))
         self._model = torch.nn.Linear(8, 2)
         self._trainer = Trainer(
-            self._model, optimizer=torch.optim.SGD(self._model.parameters(), lr=1e-3), max_iters=ENDLESS,
+            self._model,
+            optimizer=torch.optim.SGD(self._model.parameters(), lr=1e-3),
+            max_iters=ENDLESS,
             default_hooks={"logger": {"interval": EVERY}, "checkpoint": None},
-            writers=[JSONLWriter(), *trackers], work_dir=folder, bus=Bus(drain_timeout=60),
-        )  # fmt: skip
+            writers=[JSONLWriter(), *trackers],
+            work_dir=folder,
+            bus=Bus(drain_timeout=60),
+        )
         self._epochs = self._trainer.epochs()
         next(self._epochs)
         self._batches = self._trainer.batches(repeat_forever(torch.ones(4, 8)))
@@ -174,9 +178,14 @@ def page_of(record: dict[str, Any]) -> str:
     ]
     columns = ["trackers", "p50, ms", "p90, ms", "p99, ms", "p50, ratio", "p90, ratio", "p99, ratio"]
     about = "\n".join(f"- {name}: {value}" for name, value in record["environment"].items())
-    return "\n\n".join([
-        f"# {(__doc__ or '').splitlines()[0]}", f"    {record['command']}", about, markdown_table(columns, rows),
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            f"# {(__doc__ or '').splitlines()[0]}",
+            f"    {record['command']}",
+            about,
+            markdown_table(columns, rows),
+        ]
+    )
 
 
 def main() -> None:

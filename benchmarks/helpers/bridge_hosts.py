@@ -126,9 +126,15 @@ def lightning(ride: Ride, pause: Pause, block: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pl.Trainer(
-            max_epochs=1, callbacks=callbacks, logger=False, enable_checkpointing=False, accelerator="cpu",
-            enable_progress_bar=False, enable_model_summary=False, default_root_dir=ride.work_dir,
-        ).fit(Module(), torch.utils.data.DataLoader(Batches(pause, block), batch_size=None))  # fmt: skip
+            max_epochs=1,
+            callbacks=callbacks,
+            logger=False,
+            enable_checkpointing=False,
+            accelerator="cpu",
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=ride.work_dir,
+        ).fit(Module(), torch.utils.data.DataLoader(Batches(pause, block), batch_size=None))
 
 
 def transformers(ride: Ride, pause: Pause, block: int) -> None:
@@ -158,9 +164,15 @@ def transformers(ride: Ride, pause: Pause, block: int) -> None:
         callbacks.append(bridge)
         ride.follow(bridge.bus)
     options = host.TrainingArguments(
-        str(ride.work_dir), max_steps=ENDLESS, use_cpu=True, disable_tqdm=True, report_to=[], optim="sgd",
-        logging_strategy="no", save_strategy="no",
-    )  # fmt: skip
+        str(ride.work_dir),
+        max_steps=ENDLESS,
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to=[],
+        optim="sgd",
+        logging_strategy="no",
+        save_strategy="no",
+    )
     Training(Model(), options, train_dataset=Batches(pause, block), callbacks=callbacks).train()
 
 
@@ -213,16 +225,22 @@ def mmengine(ride: Ride, pause: Pause, block: int) -> None:
         ride.follow(bridge.bus)
     model = Model()
     runners.Runner(
-        model, str(ride.work_dir), custom_hooks=custom, log_level="ERROR",
+        model,
+        str(ride.work_dir),
+        custom_hooks=custom,
+        log_level="ERROR",
         train_dataloader=torch.utils.data.DataLoader(Batches(pause, block, "inputs"), batch_size=None),
         train_cfg={"by_epoch": False, "max_iters": ENDLESS, "val_interval": ENDLESS},
         optim_wrapper=optim.OptimWrapper(torch.optim.SGD(model.parameters(), lr=1e-3)),
         default_hooks={"logger": None, "checkpoint": None, "sampler_seed": None},
         experiment_name=str(ride.work_dir),  # its singletons are shared under this name
-    ).train()  # fmt: skip
+    ).train()
 
 
 HOSTS: dict[str, Callable[[Ride, Pause, int], None]] = {
-    "lightning": lightning, "transformers": transformers, "ignite": ignite, "mmengine": mmengine,
-}  # fmt: skip
+    "lightning": lightning,
+    "transformers": transformers,
+    "ignite": ignite,
+    "mmengine": mmengine,
+}
 """The training of each host; add a host here."""

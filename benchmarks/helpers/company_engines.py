@@ -117,12 +117,19 @@ def _train_eventloop(trainer_class: Any, job: Job, notes: Notes, directory: Path
         interval=training.save_each, by_epoch=False, max_keep_ckpts=2, save_best="score", rule="greater"
     )
     trainer = trainer_class(
-        job.model, optimizer=job.optimizer, max_iters=training.iterations, train_loader=job.loader,
+        job.model,
+        optimizer=job.optimizer,
+        max_iters=training.iterations,
+        train_loader=job.loader,
         train_step=lambda trainer, batch: job.values(job.loss(batch)),
-        val_loader=[job.val_batch], val_step=lambda trainer, batch: {"score": job.validate()},
-        val_interval=training.val_each, sanity_val=0, hooks=[save], work_dir=directory,
+        val_loader=[job.val_batch],
+        val_step=lambda trainer, batch: {"score": job.validate()},
+        val_interval=training.val_each,
+        sanity_val=0,
+        hooks=[save],
+        work_dir=directory,
         writers=[ConsoleWriter(stream=io.StringIO()), stamped_lines(job, notes), TensorBoardWriter()],
-    )  # fmt: skip
+    )
     join = trainer.copying.join
 
     def counted_join() -> None:

@@ -15,9 +15,26 @@ from benchmarks.helpers.timing import markdown_table, yes_no
 COMPARED = (WHOLE, *PEERS)
 Cells = Mapping[str, Mapping[str, Any]]
 COLUMNS = [
-    "", "whole run", "/ by hand", "start", "loop", "/ by hand", "end", "/ by hand", "p50", "p99", "/ bare", "longest step",
-    "blocked", "best", "durable", "/ by hand", "longest", "log to file", "longest",
-]  # fmt: skip
+    "",
+    "whole run",
+    "/ by hand",
+    "start",
+    "loop",
+    "/ by hand",
+    "end",
+    "/ by hand",
+    "p50",
+    "p99",
+    "/ bare",
+    "longest step",
+    "blocked",
+    "best",
+    "durable",
+    "/ by hand",
+    "longest",
+    "log to file",
+    "longest",
+]
 GOAL_COLUMNS = ["goal", "wanted", "measured", "met"]
 
 
@@ -67,11 +84,25 @@ def cells_of(found: Mapping[str, float]) -> list[str]:
         return seconds(found[key]) if does else "-"
 
     return [
-        shown("whole"), times("whole / by hand"), shown("start"), shown("loop"), times("loop / by hand"), shown("end"), times("end / by hand"),
-        shown("p50"), shown("p99"), times("p99 / bare"), shown("longest"),
-        shown("save", saves), shown("best", saves), shown("durable", saves), times("durable / by hand"),
-        shown("durable_longest", saves), shown("lag", logs), shown("lag_longest", logs),
-    ]  # fmt: skip
+        shown("whole"),
+        times("whole / by hand"),
+        shown("start"),
+        shown("loop"),
+        times("loop / by hand"),
+        shown("end"),
+        times("end / by hand"),
+        shown("p50"),
+        shown("p99"),
+        times("p99 / bare"),
+        shown("longest"),
+        shown("save", saves),
+        shown("best", saves),
+        shown("durable", saves),
+        times("durable / by hand"),
+        shown("durable_longest", saves),
+        shown("lag", logs),
+        shown("lag_longest", logs),
+    ]
 
 
 def seconds(value: float) -> str:
@@ -91,7 +122,7 @@ def goals(cells: Cells, before: Cells | None) -> list[dict[str, str]]:
         goal("last step to exit, to by hand", 2.0, worst(cells, "end / by hand", everywhere)),
         goal("p99 of a step in company, to the bare loop's", 1.15, worst(cells, "p99 / bare", in_company)),
         goal("save to durable, to by hand", 3.0, worst(cells, "durable / by hand", everywhere)),
-    ]  # fmt: skip
+    ]
 
 
 def everywhere(training: str, company: str) -> bool:
@@ -144,9 +175,11 @@ def goal(what: str, wanted: float, measured: tuple[Worst, str], unit: str = "x")
         return {"goal": what, "wanted": f"<= {wanted:g}{unit}", "measured": measured_text, "met": met}
     value, row = found
     return {
-        "goal": what, "wanted": f"<= {wanted:g}{unit}", "measured": f"{value:.3g}{unit} ({row})",
+        "goal": what,
+        "wanted": f"<= {wanted:g}{unit}",
+        "measured": f"{value:.3g}{unit} ({row})",
         "met": yes_no(value <= wanted),
-    }  # fmt: skip
+    }
 
 
 NOISE = 1.05
@@ -167,8 +200,11 @@ def not_slower_alone(cells: Cells, before: Cells | None) -> dict[str, str]:
         return {"goal": what, "wanted": wanted, "measured": "nothing", "met": why}
     value, row = max(found)
     return {
-        "goal": what, "wanted": wanted, "measured": f"{value:.2f}x ({row})", "met": yes_no(value <= NOISE),
-    }  # fmt: skip
+        "goal": what,
+        "wanted": wanted,
+        "measured": f"{value:.2f}x ({row})",
+        "met": yes_no(value <= NOISE),
+    }
 
 
 # --- in short ------------------------------------------------------------------------------------------------

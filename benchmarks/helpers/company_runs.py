@@ -56,13 +56,16 @@ COMPANIES = {
     ALONE: Company("nothing else"),
     "busy1": Company("a busy process for each CPU", busy=CPUS),
     "busy2": Company("two busy processes for each CPU", busy=2 * CPUS),
-    "loader": Company("the training's own DataLoader, with a worker for each CPU that keeps it busy", loader_workers=True),
+    "loader": Company(
+        "the training's own DataLoader, with a worker for each CPU that keeps it busy", loader_workers=True
+    ),
     "ranks": Company("two gloo ranks, each a training process", ranks=2),
     "fsdp2": Company(
         "two gloo ranks, over which FSDP2 divides the model; by hand they call dcp.save, without the peers",
-        ranks=2, sharded=True,
+        ranks=2,
+        sharded=True,
     ),
-}  # fmt: skip
+}
 
 
 class Run(msgspec.Struct):
@@ -94,12 +97,22 @@ class Run(msgspec.Struct):
     def of(cls, seen: Seen, began: float, ended: float) -> Self:
         """The figures of a run."""
         return cls(
-            ended - began, seen.first - began, seen.last - seen.first, ended - seen.last,
-            statistics.median(seen.steps), p99(seen.steps), max(seen.steps),
-            middle(seen.saves), middle(seen.bests),
-            middle(seen.durable), max(seen.durable, default=0.0), middle(seen.lags), max(seen.lags, default=0.0),
-            len(seen.durable), seen.loss,
-        )  # fmt: skip
+            ended - began,
+            seen.first - began,
+            seen.last - seen.first,
+            ended - seen.last,
+            statistics.median(seen.steps),
+            p99(seen.steps),
+            max(seen.steps),
+            middle(seen.saves),
+            middle(seen.bests),
+            middle(seen.durable),
+            max(seen.durable, default=0.0),
+            middle(seen.lags),
+            max(seen.lags, default=0.0),
+            len(seen.durable),
+            seen.loss,
+        )
 
 
 class Failed(Exception):
@@ -159,10 +172,14 @@ class Prepared:
         for rank in range(company.ranks):
             self._processes.append(
                 subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, process_group=0,
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    process_group=0,
                     env={**os.environ, **(torchrun(rank, company.ranks, port) if company.ranks > 1 else {})},
                 )
-            )  # fmt: skip
+            )
 
     def wait(self) -> None:
         """Wait until it is prepared.
@@ -232,7 +249,13 @@ def free_port() -> int:
 def torchrun(rank: int, ranks: int, port: int) -> dict[str, str]:
     """The environment variables that torchrun sets for a rank."""
     return {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "company",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "company",
         "GLOO_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
+    }

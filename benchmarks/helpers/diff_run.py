@@ -62,10 +62,15 @@ def main() -> None:
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=64, shuffle=True)
     model = Planted(options.forward)
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), loss_fn=F.cross_entropy,
-        train_loader=loader, max_iters=options.iterations, work_dir=options.directory, writers=[JSONLWriter()],
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+        loss_fn=F.cross_entropy,
+        train_loader=loader,
+        max_iters=options.iterations,
+        work_dir=options.directory,
+        writers=[JSONLWriter()],
         default_hooks={"checkpoint": None},
-    )  # fmt: skip
+    )
 
     @trainer.bus.on("after_train_iter", name="planted")
     def planted(event: object) -> None:

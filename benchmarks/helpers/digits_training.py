@@ -307,14 +307,21 @@ def transformers(job: Job, epochs: int, directory: Path) -> Iterator[None]:
         trainer = Trainer(
             model=job.model,
             args=transformers.TrainingArguments(
-                str(directory), per_device_train_batch_size=job.loader.batch_size, num_train_epochs=FOREVER, logging_steps=EVERY,
-                save_strategy="epoch", save_total_limit=2, max_grad_norm=0.0, use_cpu=True, disable_tqdm=True,
+                str(directory),
+                per_device_train_batch_size=job.loader.batch_size,
+                num_train_epochs=FOREVER,
+                logging_steps=EVERY,
+                save_strategy="epoch",
+                save_total_limit=2,
+                max_grad_norm=0.0,
+                use_cpu=True,
+                disable_tqdm=True,
                 report_to="none",
             ),
             train_dataset=job.loader.dataset,
             optimizers=(job.optimizer, constant),
             callbacks=[integrations.TensorBoardCallback(board), LinesAndPause()],
-        )  # fmt: skip
+        )
     trainer.remove_callback(transformers.PrinterCallback)
     turns = Turns(epochs, trainer.train)
     return in_turns(turns, board.flush, lines)

@@ -38,8 +38,10 @@ class Worker:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.helpers.engine_process", msgspec.json.encode(task).decode()],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
 
     def ask(self) -> Turn:
         """Let it take a turn; waits for the end of it.

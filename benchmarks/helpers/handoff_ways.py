@@ -75,10 +75,13 @@ def executor_case(event: Event) -> Iterator[list[Case]]:
         names = {"submit": pool.submit, "idle": idle, "event": event}
         yield [
             statement(
-                "ThreadPoolExecutor.submit", "submit(idle, event)", BURST, names,
+                "ThreadPoolExecutor.submit",
+                "submit(idle, event)",
+                BURST,
+                names,
                 lambda: pool.submit(idle, event).result(),
             )
-        ]  # fmt: skip
+        ]
 
 
 @contextmanager
@@ -99,7 +102,7 @@ def asyncio_cases(event: Event) -> Iterator[list[Case]]:
         statement(
             "run_coroutine_threadsafe().result()", "ask(receive(event), loop).result()", ROUND_TRIPS, waiting
         ),
-    ]  # fmt: skip
+    ]
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()

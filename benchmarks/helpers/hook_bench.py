@@ -142,8 +142,14 @@ class Bench:
         return replace(statement(label, source, intervals, bound, after), number=intervals * INTERVAL)
 
     def over(
-        self, label: str, head: str, body: str, count: int, names: Mapping[str, Any], after: Callable[[], object]
-    ) -> Case:  # fmt: skip
+        self,
+        label: str,
+        head: str,
+        body: str,
+        count: int,
+        names: Mapping[str, Any],
+        after: Callable[[], object],
+    ) -> Case:
         """Return a case that runs `body` once for each of `count` things.
 
         A block uses the things up; `after`, which is not timed, makes new ones.
@@ -159,9 +165,14 @@ class Bench:
         """
         own = Collected(storage)
         return self.iterations(
-            OURS, AFTER_ITER, {**names, **own.names}, part=part, head="for event in events",
-            end=Collected.SOURCE, after=own.settle,
-        )  # fmt: skip
+            OURS,
+            AFTER_ITER,
+            {**names, **own.names},
+            part=part,
+            head="for event in events",
+            end=Collected.SOURCE,
+            after=own.settle,
+        )
 
     def background(
         self, put: Callable[[], object], storage: EventStorage, part: int = 2, *, media: bool = False

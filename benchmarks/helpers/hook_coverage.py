@@ -36,8 +36,18 @@ def complaints(rows: Iterable[str], peers: Iterable[Peer]) -> list[str]:
     timed |= {type(make()).__name__ for name, (make, _) in POLICIES.items() if f"{name} policy" in rows}
     public = public_classes()
     return [
-        *(f"{name} has no row, and no reason in WITHOUT_ROW" for name in sorted(public - timed - WITHOUT_ROW.keys())),
+        *(
+            f"{name} has no row, and no reason in WITHOUT_ROW"
+            for name in sorted(public - timed - WITHOUT_ROW.keys())
+        ),
         *(f"{name} has a row, and a reason for having none" for name in sorted(timed & WITHOUT_ROW.keys())),
-        *(f"{name} has a reason for having no row, and is no public hook" for name in sorted(WITHOUT_ROW.keys() - public)),
-        *(f"{peer.label} is a peer of {peer.row!r}, which is no row" for peer in peers if peer.row not in rows),
-    ]  # fmt: skip
+        *(
+            f"{name} has a reason for having no row, and is no public hook"
+            for name in sorted(WITHOUT_ROW.keys() - public)
+        ),
+        *(
+            f"{peer.label} is a peer of {peer.row!r}, which is no row"
+            for peer in peers
+            if peer.row not in rows
+        ),
+    ]

@@ -30,9 +30,14 @@ def lightning_trainer(bench: Bench, **options: Any) -> tuple[Any, Any]:
 
     with quiet():
         trainer = lightning.Trainer(
-            accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            enable_model_summary=False, default_root_dir=str(bench.own_directory()), **options,
-        )  # fmt: skip
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=str(bench.own_directory()),
+            **options,
+        )
     trainer.state.fn = import_module("lightning.pytorch.trainer.states").TrainerFn.FITTING
     trainer.training = True
     return trainer, Module(Layers())
@@ -79,9 +84,7 @@ def lightning_memory(bench: Bench, label: str) -> Case:
     trainer.loggers = [import_module("lightning.pytorch.loggers.logger").DummyLogger()]
     callback = import_module("lightning.pytorch.callbacks").DeviceStatsMonitor()
     callback.setup(trainer, module, "fit")
-    names = {
-        "callback": callback, "trainer": trainer, "module": module, "loop": trainer.fit_loop.epoch_loop
-    }  # fmt: skip
+    names = {"callback": callback, "trainer": trainer, "module": module, "loop": trainer.fit_loop.epoch_loop}
     body = f"loop._batches_that_stepped += 1; callback.on_train_batch_start(trainer, module, None, 7); {LIGHTNING_ITER}"
     return bench.iterations(label, body, names, part=2)
 
@@ -162,22 +165,28 @@ def peers() -> list[Peer]:
     made: list[tuple[str, str, Callable[[Bench, str], Case]]] = [
         ("EMAHook", decayed, partial(lightning_ema, callback=decayed, decay=0.9998)),
         (
-            "EMAHook", f"{weights}, multi_avg_fn",
+            "EMAHook",
+            f"{weights}, multi_avg_fn",
             partial(lightning_ema, callback=weights, multi_avg_fn=foreach),
         ),
         (
-            "EMAHook, StochasticWeightAverage", f"{weights}, multi_avg_fn",
+            "EMAHook, StochasticWeightAverage",
+            f"{weights}, multi_avg_fn",
             partial(lightning_ema, callback=weights, multi_avg_fn=equal),
         ),
         ("EarlyStoppingHook, a validation", "EarlyStopping", lightning_early_stopping),
         ("CheckpointHook, not due", "ModelCheckpoint", lightning_checkpoint),
         ("MemoryHook", "DeviceStatsMonitor", lightning_memory),
-        ("AmpOptimizerHook, bfloat16", "MixedPrecision", partial(lightning_precision, precision="bf16-mixed")),
+        (
+            "AmpOptimizerHook, bfloat16",
+            "MixedPrecision",
+            partial(lightning_precision, precision="bf16-mixed"),
+        ),
         ("AmpOptimizerHook, float16", "MixedPrecision", partial(lightning_precision, precision="16-mixed")),
         ("LRScheduler, PyTorch's LinearLR", "LearningRateMonitor and its step", lightning_rate),
         ("CallbackHook, a function of both", "LambdaCallback", lightning_function),
         ("PreemptionHook, a run", "its signal connector", lightning_signals),
-    ]  # fmt: skip
+    ]
     return [Peer(row, f"Lightning {what}", LIGHTNING, make) for row, what, make in made]
 
 

@@ -107,9 +107,12 @@ def mm_profiler(bench: Bench, label: str) -> Case:
     own, hook = runner(bench), mm_hook("ProfilerHook", by_epoch=False, profile_times=PROFILED)
 
     names = {
-        "hook": hook, "runner": own, "loop": own.train_loop,
-        "steps": range(PROFILED), "profiles": range(PROFILES),
-    }  # fmt: skip
+        "hook": hook,
+        "runner": own,
+        "loop": own.train_loop,
+        "steps": range(PROFILED),
+        "profiles": range(PROFILES),
+    }
     body = (
         "hook.before_run(runner)\nhook._closed = False"
         "\nfor loop._iter in steps: hook.after_train_iter(runner, loop._iter, None, None)"
@@ -162,8 +165,12 @@ def mm_logger(bench: Bench, label: str) -> Case:
     after = refill(own.message_hub, [*names, "train/lr"], HISTORY)
     own.message_hub.update_info("eta", 100.0)
     bound = {
-        "hook": hook, "runner": own, "outputs": None, "put": own.message_hub.update_scalars, "numbers": numbers
-    }  # fmt: skip
+        "hook": hook,
+        "runner": own,
+        "outputs": None,
+        "put": own.message_hub.update_scalars,
+        "numbers": numbers,
+    }
     return bench.iterations(
         label, f"put(numbers); {MM_ITER}", bound, part=10, head="for i in ten", after=after
     )
@@ -261,8 +268,10 @@ def hooks() -> Iterator[tuple[str, str, Callable[[Bench, str], Case]]]:
     yield "SyncBuffersHook, an epoch of two ranks", "SyncBuffersHook", mm_sync_buffers
     yield "OptimizerHook", update_params, mm_update_params
     yield (
-        "OptimizerHook, grad_clip", update_params, partial(mm_update_params, clip_grad={"max_norm": MAX_NORM})
-    )  # fmt: skip
+        "OptimizerHook, grad_clip",
+        update_params,
+        partial(mm_update_params, clip_grad={"max_norm": MAX_NORM}),
+    )
     yield "GradientCumulativeOptimizerHook", update_params, partial(mm_update_params, accumulative_counts=4)
     yield "LoggerHook and the puts", "LoggerHook, update_scalars", mm_logger
     yield "PeriodicWriter and the puts", "LoggerHook, update_scalars", mm_logger
@@ -279,14 +288,18 @@ def plain_hooks() -> Iterator[tuple[str, str, Callable[[Bench, str], Case]]]:
     plain: dict[str, dict[str, Any]] = {
         "EmptyCacheHook": {"hook_name": "EmptyCacheHook", "after_iter": True},
         "EarlyStoppingHook, a validation": {
-            "hook_name": "EarlyStoppingHook", "monitor": "loss", "rule": "less", "patience": FOREVER,
+            "hook_name": "EarlyStoppingHook",
+            "monitor": "loss",
+            "rule": "less",
+            "patience": FOREVER,
             "body": "hook.after_val_epoch(runner, metrics)",
         },
         "CheckpointHook, not due": {"hook_name": "CheckpointHook", "interval": 1000, "by_epoch": False},
         "DistSamplerSeedHook, an epoch": {
-            "hook_name": "DistSamplerSeedHook", "body": "hook.before_train_epoch(runner)",
+            "hook_name": "DistSamplerSeedHook",
+            "body": "hook.before_train_epoch(runner)",
         },
-    }  # fmt: skip
+    }
     for row, arguments in plain.items():
         yield row, arguments["hook_name"], partial(mm_plain, **arguments)
 

@@ -120,9 +120,15 @@ def _policy(bench: Bench, hook: Hook, formula: str, key: str, *, base: float, lo
     trainer = bench.trainer(job.model, optimizer=job.optimizer, hooks=[hook])
     body = f"value = {formula}\nfor group in groups: group['{key}'] = value"
     by_hand = {
-        "i": 7, "n": ITERATIONS, "base": base, "low": low, "groups": bench.losses(1).optimizer.param_groups,
-        "cos": cos, "pi": pi, "bisect": bisect_right,
-    }  # fmt: skip
+        "i": 7,
+        "n": ITERATIONS,
+        "base": base,
+        "low": low,
+        "groups": bench.losses(1).optimizer.param_groups,
+        "cos": cos,
+        "pi": pi,
+        "bisect": bisect_right,
+    }
     names = {"hook": hook, "trainer": trainer}
     return [
         bench.iterations(OURS, "hook.before_train_iter(trainer, event)", names, head="for event in events"),
@@ -162,15 +168,23 @@ def put_scalar(bench: Bench, length: int, *, tensor: bool = False, log: bool = F
 
     return [
         bench.iterations(
-            OURS, "put('loss', value)", {"put": storage.put_scalar, "value": value, **own.names}, part=2,
-            end=Collected.SOURCE if log else None, after=settle,
+            OURS,
+            "put('loss', value)",
+            {"put": storage.put_scalar, "value": value, **own.names},
+            part=2,
+            end=Collected.SOURCE if log else None,
+            after=settle,
         ),
         bench.iterations(
-            BY_HAND, f"histories['loss'].append(({kept}, 7))", by_hand, part=2, end=LOG_BY_HAND if log else None,
+            BY_HAND,
+            f"histories['loss'].append(({kept}, 7))",
+            by_hand,
+            part=2,
+            end=LOG_BY_HAND if log else None,
             after=cut,
         ),
         bench.background(lambda: storage.put_scalar("loss", value), storage),
-    ]  # fmt: skip
+    ]
 
 
 def put_scalars(bench: Bench, length: int) -> list[Case]:
@@ -187,12 +201,16 @@ def put_scalars(bench: Bench, length: int) -> list[Case]:
 
     return [
         bench.iterations(
-            OURS, "put(values)", {"put": storage.put_scalars, "values": values, **own.names}, part=2,
-            end=Collected.SOURCE, after=own.settle,
+            OURS,
+            "put(values)",
+            {"put": storage.put_scalars, "values": values, **own.names},
+            part=2,
+            end=Collected.SOURCE,
+            after=own.settle,
         ),
         bench.iterations(BY_HAND, body, {"histories": histories, "values": values}, part=2, after=cut),
         bench.background(lambda: storage.put_scalars(values), storage),
-    ]  # fmt: skip
+    ]
 
 
 def history_update(bench: Bench, length: int) -> list[Case]:

@@ -23,8 +23,12 @@ from benchmarks.helpers.hook_steps import steps_in
 from benchmarks.helpers.timing import Case
 
 TORCH, IGNITE, FVCORE, TRANSFORMERS, ACCELERATE = (
-    "torch", "pytorch-ignite", "fvcore", "transformers", "accelerate",
-)  # fmt: skip
+    "torch",
+    "pytorch-ignite",
+    "fvcore",
+    "transformers",
+    "accelerate",
+)
 
 
 # --- PyTorch -----------------------------------------------------------------------------------------------
@@ -136,9 +140,12 @@ def transformers_early_stopping(bench: Bench, label: str) -> Case:
     transformers = import_module("transformers")
     with quiet():
         args = transformers.TrainingArguments(
-            str(bench.own_directory()), metric_for_best_model="loss", greater_is_better=False, use_cpu=True,
+            str(bench.own_directory()),
+            metric_for_best_model="loss",
+            greater_is_better=False,
+            use_cpu=True,
             report_to="none",
-        )  # fmt: skip
+        )
     state, control = transformers.TrainerState(best_metric=0.5), transformers.TrainerControl()
     callback = transformers.EarlyStoppingCallback(FOREVER)
     names = {
@@ -163,8 +170,10 @@ def accelerate_bfloat16(bench: Bench, label: str) -> Case:
     bench.stack.callback(reset, reset_partial_state=True)
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
     names = {
-        "accelerator": accelerator, "optimizer": accelerator.prepare(job.optimizer), "losses": job.losses
-    }  # fmt: skip
+        "accelerator": accelerator,
+        "optimizer": accelerator.prepare(job.optimizer),
+        "losses": job.losses,
+    }
     body = (
         "with accelerator.autocast(): pass"
         "\noptimizer.zero_grad(); accelerator.backward(loss); optimizer.step()"
@@ -292,19 +301,28 @@ OTHERS: list[Peer] = [
     Peer("EMAHook", "ignite EMAHandler", IGNITE, ignite_ema),
     Peer(TORCHS, "ignite LRScheduler", IGNITE, ignite_scheduler),
     Peer(
-        "LRScheduler, PyTorch's LinearLR", "ignite LRScheduler, save_history", IGNITE,
+        "LRScheduler, PyTorch's LinearLR",
+        "ignite LRScheduler, save_history",
+        IGNITE,
         partial(ignite_scheduler, save_history=True),
     ),
     Peer("CosineAnnealing policy", "ignite CosineAnnealingScheduler", IGNITE, ignite_cosine),
-    Peer("CosineAnnealingMomentumUpdaterHook", "ignite CosineAnnealingScheduler", IGNITE, ignite_cosine_momentum),
-    Peer("LinearAnnealingMomentumUpdaterHook", "ignite LinearCyclicalScheduler", IGNITE, ignite_linear_momentum),
+    Peer(
+        "CosineAnnealingMomentumUpdaterHook",
+        "ignite CosineAnnealingScheduler",
+        IGNITE,
+        ignite_cosine_momentum,
+    ),
+    Peer(
+        "LinearAnnealingMomentumUpdaterHook", "ignite LinearCyclicalScheduler", IGNITE, ignite_linear_momentum
+    ),
     Peer(ITERATION_TIMER, "ignite BasicTimeProfiler", IGNITE, ignite_times),
     Peer("CheckInvalidLossHook", "ignite TerminateOnNan", IGNITE, ignite_nan),
     Peer(EARLY, "ignite EarlyStopping", IGNITE, ignite_early_stopping),
     Peer(EARLY, "transformers EarlyStoppingCallback", TRANSFORMERS, transformers_early_stopping),
     Peer("AmpOptimizerHook, bfloat16", "accelerate Accelerator.backward", ACCELERATE, accelerate_bfloat16),
     Peer(f"PreciseBN, each of a pass of {PASS}", "fvcore update_bn_stats", FVCORE, fv_precise_bn),
-]  # fmt: skip
+]
 
 
 def fv_numbers() -> list[Peer]:
@@ -326,6 +344,11 @@ def fv_numbers() -> list[Peer]:
 
 
 PEERS = [
-    *hook_mmengine.PEERS, *OTHERS, *hook_lightning.PEERS, *hook_torchtnt.PEERS, *fv_policies(), *fv_numbers()
-]  # fmt: skip
+    *hook_mmengine.PEERS,
+    *OTHERS,
+    *hook_lightning.PEERS,
+    *hook_torchtnt.PEERS,
+    *fv_policies(),
+    *fv_numbers(),
+]
 """All of them."""

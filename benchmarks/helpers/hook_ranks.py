@@ -93,8 +93,10 @@ def _serve(pipe: Connection, path: Path) -> None:
     torch.set_num_threads(1)
     buffers = [*Partner.model().buffers()]
     own: dict[str, Callable[[list[torch.Tensor]], None]] = {
-        SYNCED: sync_buffers, BY_HAND: synced_by_hand, MMENGINE: synced_by_mmengine
-    }  # fmt: skip
+        SYNCED: sync_buffers,
+        BY_HAND: synced_by_hand,
+        MMENGINE: synced_by_mmengine,
+    }
     while (name := pipe.recv()) is not None:
         if not dist.is_initialized():
             _join(path, rank=1)

@@ -147,15 +147,19 @@ def lr_scheduler(bench: Bench) -> list[Case]:
     by_hand = {"scheduler": alone, "groups": alone.optimizer.param_groups, "keep": kept.append}
     return [
         bench.iterations(
-            OURS, f"put_lr(trainer, event); {AFTER_ITER}",
-            {"hook": hook, "trainer": trainer, "put_lr": hook._put_lr, **own.names}, part=5,
-            head="for event in events", end=Collected.SOURCE, after=own.settle,
+            OURS,
+            f"put_lr(trainer, event); {AFTER_ITER}",
+            {"hook": hook, "trainer": trainer, "put_lr": hook._put_lr, **own.names},
+            part=5,
+            head="for event in events",
+            end=Collected.SOURCE,
+            after=own.settle,
         ),
         bench.iterations(
             BY_HAND, "keep((groups[0]['lr'], 7)); scheduler.step()", by_hand, part=5, after=kept.clear
         ),
         bench.background(lambda: hook._put_lr(trainer, EVENTS[7]), trainer.metrics),
-    ]  # fmt: skip
+    ]
 
 
 def _scheduled(
@@ -167,9 +171,12 @@ def _scheduled(
         job.optimizer.step()
     scheduler = make(jobs[0].optimizer)
     trainer = bench.trainer(
-        jobs[0].model, max_epochs=FOREVER // 1000, optimizer=jobs[0].optimizer, schedulers=[scheduler],
+        jobs[0].model,
+        max_epochs=FOREVER // 1000,
+        optimizer=jobs[0].optimizer,
+        schedulers=[scheduler],
         default_hooks={"param_scheduler": hook},
-    )  # fmt: skip
+    )
     hook.before_train(trainer, BeforeTrain())
     alone = torch_lr.LinearLR(jobs[1].optimizer, 0.1, total_iters=FOREVER)
     for job in jobs:
@@ -248,13 +255,23 @@ def memory(bench: Bench) -> list[Case]:
     by_hand = {"keep": kept.append, "read": Path(STATM).read_bytes, "mib": MIB}
     return [
         bench.iterations(
-            OURS, AFTER_ITER, names, head="for trainer.iter in ten", end=Collected.SOURCE, part=2,
+            OURS,
+            AFTER_ITER,
+            names,
+            head="for trainer.iter in ten",
+            end=Collected.SOURCE,
+            part=2,
             after=own.settle,
         ),
         bench.iterations(
-            BY_HAND, "pass", by_hand, part=2, end="keep(int(read().split()[1]) * 4096 / mib)", after=kept.clear
+            BY_HAND,
+            "pass",
+            by_hand,
+            part=2,
+            end="keep(int(read().split()[1]) * 4096 / mib)",
+            after=kept.clear,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def checkpoint(bench: Bench) -> list[Case]:

@@ -116,9 +116,13 @@ def _hooked(bench: Bench, hook: OptimizerHook, body: str) -> Case:
 
     again()
     names = {
-        "hook": hook, "trainer": trainer, "tens": tens, "begin": BeforeTrainIter(iter=7, batch_idx=7),
-        "event": AfterTrainIter(iter=7, batch_idx=7), **own.names,
-    }  # fmt: skip
+        "hook": hook,
+        "trainer": trainer,
+        "tens": tens,
+        "begin": BeforeTrainIter(iter=7, batch_idx=7),
+        "event": AfterTrainIter(iter=7, batch_idx=7),
+        **own.names,
+    }
     body = f"for trainer.outputs in ten: {body}\n{Collected.SOURCE}"
     return bench.over(OURS, "for ten in tens", body, count, names, again)
 
@@ -127,9 +131,13 @@ def _by_hand(bench: Bench, body: str, names: dict[str, Any]) -> Case:
     count = steps_in(bench)
     job, kept = bench.losses(count), list[Any]()
     bound = {
-        "outputs": job.outputs, "optimizer": job.optimizer, "parameters": [*job.model.parameters()],
-        "keep": kept.append, "count": 0, **names,
-    }  # fmt: skip
+        "outputs": job.outputs,
+        "optimizer": job.optimizer,
+        "parameters": [*job.model.parameters()],
+        "keep": kept.append,
+        "count": 0,
+        **names,
+    }
 
     def again() -> None:
         kept.clear()

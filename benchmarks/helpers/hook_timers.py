@@ -81,9 +81,14 @@ def _timer(bench: Bench, hook: IterTimerHook, by_hand: str) -> list[Case]:
     remember(trainer.metrics, TIMES, HISTORY)
     kept: list[Any] = []
     names = {
-        "clock": perf_counter, "keep": kept.append, "last": 0.0, "waited": 0.001, "took": 0.002, "worked": 0.0,
+        "clock": perf_counter,
+        "keep": kept.append,
+        "last": 0.0,
+        "waited": 0.001,
+        "took": 0.002,
+        "worked": 0.0,
         "counted": 0,
-    }  # fmt: skip
+    }
     return [
         bench.hook_and_collect({"hook": hook, "trainer": trainer}, trainer.metrics),
         bench.iterations(BY_HAND, by_hand, names, part=2, after=kept.clear),
@@ -147,8 +152,11 @@ def profiler(bench: Bench) -> list[Case]:
     again()
     names = {"hooks": hooks, "trainer": trainer, "begin": BeforeTrainEpoch(), "events": EVENTS[:1] * PROFILED}
     plain = {
-        "profile": profile, "cpu": [ProfilerActivity.CPU], "steps": range(PROFILED - 1), "profiles": range(PROFILES)
-    }  # fmt: skip
+        "profile": profile,
+        "cpu": [ProfilerActivity.CPU],
+        "steps": range(PROFILED - 1),
+        "profiles": range(PROFILES),
+    }
     return [
         bench.over(OURS, "for hook in hooks", body, PROFILED * PROFILES, names, again),
         bench.over(BY_HAND, "for _ in profiles", by_hand, PROFILED * PROFILES, plain, gc.collect),

@@ -47,9 +47,12 @@ def iteration_times(bench: Bench, label: str) -> Case:
     state, unit = state_and_unit()
     callback = made("IterationTimeLogger", NoLogger())
     names = {
-        "callback": callback, "state": state, "unit": unit, "time": state.train_state.iteration_timer.time,
+        "callback": callback,
+        "state": state,
+        "unit": unit,
+        "time": state.train_state.iteration_timer.time,
         "progress": unit.train_progress,
-    }  # fmt: skip
+    }
     body = (
         "with time('data_wait_time'): pass"
         f"\nwith time('train_iteration_time'): progress.increment_step(); {STEP_END}"
@@ -61,9 +64,12 @@ def collections(bench: Bench, label: str) -> Case:
     """GarbageCollector: the middle generation after each step, all after 1000; it freezes nothing."""
     state, unit = state_and_unit()
     names = {
-        "callback": made("GarbageCollector", COLLECTED), "state": state, "unit": unit,
-        "progress": unit.train_progress, "steps": range(COLLECTED),
-    }  # fmt: skip
+        "callback": made("GarbageCollector", COLLECTED),
+        "state": state,
+        "unit": unit,
+        "progress": unit.train_progress,
+        "steps": range(COLLECTED),
+    }
     body = f"progress.increment_step(); {STEP_END}"
     return bench.over(label, "for _ in steps", body, COLLECTED, names, lambda: None)
 
@@ -86,9 +92,13 @@ def profiles(bench: Bench, label: str) -> Case:
 
     again()
     names = {
-        "callbacks": callbacks, "state": state, "unit": unit, "steps": range(PROFILED), "profile": profile,
+        "callbacks": callbacks,
+        "state": state,
+        "unit": unit,
+        "steps": range(PROFILED),
+        "profile": profile,
         "cpu": [ProfilerActivity.CPU],
-    }  # fmt: skip
+    }
     body = (
         "callback.profiler = profile(activities=cpu)"
         "\ncallback.on_train_start(state, unit)"

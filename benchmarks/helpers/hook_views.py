@@ -85,15 +85,24 @@ def visualization(bench: Bench) -> list[Case]:
     kept: list[torch.Tensor] = []
     return [
         bench.iterations(
-            OURS, "hook.after_val_iter(trainer, event)", names, part=10, head="for event in events",
-            end="hook.after_val_epoch(trainer, epoch)", after=trainer.bus.flush,
+            OURS,
+            "hook.after_val_iter(trainer, event)",
+            names,
+            part=10,
+            head="for event in events",
+            end="hook.after_val_epoch(trainer, epoch)",
+            after=trainer.bus.flush,
         ),
         bench.iterations(
-            BY_HAND, "pass", {"keep": kept.append, "grid": _grid, "images": images}, part=10,
-            end="keep(grid(images))", after=kept.clear,
+            BY_HAND,
+            "pass",
+            {"keep": kept.append, "grid": _grid, "images": images},
+            part=10,
+            end="keep(grid(images))",
+            after=kept.clear,
         ),
         bench.background(_drawing(hook, trainer), trainer.metrics, part=10, media=True),
-    ]  # fmt: skip
+    ]
 
 
 def _drawing(hook: VisualizationHook, trainer: Any) -> Callable[[], None]:

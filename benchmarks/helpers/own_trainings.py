@@ -66,8 +66,9 @@ def bytes_alone(job: Job, epochs: int, directory: Path) -> Iterator[None]:
     size = 2 * (directory / "size.pth").stat().st_size  # momentum comes with the first step
     other = subprocess.Popen(
         [sys.executable, "-c", WRITES_BYTES, str(directory), str(size)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     assert other.stdin is not None
     assert other.stdout is not None
     try:

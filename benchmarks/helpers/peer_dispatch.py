@@ -60,9 +60,11 @@ def mmengine_call_hook(n: int, event: object) -> Announcement:
     runner_class = import_module("mmengine.runner").Runner
     hook_class = import_module("mmengine.hooks").Hook
     hooks = idle(
-        n, hook_class, "after_train_iter",
+        n,
+        hook_class,
+        "after_train_iter",
         lambda: lambda self, runner, batch_idx, data_batch=None, outputs=None: None,
-    )  # fmt: skip
+    )
     runner = SimpleNamespace(_hooks=hooks)
     source = "call_hook(runner, 'after_train_iter', batch_idx=7, data_batch=None, outputs=None)"
     return source, {"call_hook": runner_class.call_hook, "runner": runner}
@@ -72,9 +74,12 @@ def lightning_call(n: int, event: object) -> Announcement:
     """lightning: `_call_callback_hooks(trainer, "on_train_batch_end", ...)`, its default profiler."""
     lightning = import_module("lightning.pytorch")
     trainer = lightning.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
         enable_model_summary=False,
-    )  # fmt: skip
+    )
     trainer.callbacks = idle(n, lightning.Callback, "on_train_batch_end", lambda: lambda self, *args: None)
     call = import_module("lightning.pytorch.trainer.call")._call_callback_hooks
     return "call(trainer, 'on_train_batch_end', None, None, 7)", {"call": call, "trainer": trainer}

@@ -19,9 +19,19 @@ from benchmarks.helpers.timing import markdown_table, yes_no
 
 LOSS_TOLERANCE = 1e-4
 TRAINING_COLUMNS = [
-    "engine", "whole run", "quartiles", "/ eventloop", "ms a step", "mean step", "quartiles", "p50", "p99",
-    "added to a step", "quartiles, µs", "left per epoch",
-]  # fmt: skip
+    "engine",
+    "whole run",
+    "quartiles",
+    "/ eventloop",
+    "ms a step",
+    "mean step",
+    "quartiles",
+    "p50",
+    "p99",
+    "added to a step",
+    "quartiles, µs",
+    "left per epoch",
+]
 DISPATCH_COLUMNS = ["system", "ns", "x plain loop", "quartiles", "/ eventloop"]
 GOAL_COLUMNS = ["goal", "wanted", "measured", "met"]
 
@@ -124,21 +134,32 @@ def _training_row(name: str, each: dict[str, Any], beside: float) -> list[str]:
     more_low, more, more_high = (value * 1e6 for value in each["added"])
     only_others = ["", ""] if name == BARE else [f"{more:+.0f} µs", f"{more_low:+.0f} to {more_high:+.0f}"]
     return [
-        name, f"{whole:.3f}x", f"{whole_low:.3f} to {whole_high:.3f}", f"{beside:.2f}", f"{each['step'] * 1e3:.3f}",
-        f"{mean:.3f}x", f"{low:.3f} to {high:.3f}", f"{each['p50'][1]:.3f}x", f"{each['p99'][1]:.3f}x", *only_others,
+        name,
+        f"{whole:.3f}x",
+        f"{whole_low:.3f} to {whole_high:.3f}",
+        f"{beside:.2f}",
+        f"{each['step'] * 1e3:.3f}",
+        f"{mean:.3f}x",
+        f"{low:.3f} to {high:.3f}",
+        f"{each['p50'][1]:.3f}x",
+        f"{each['p99'][1]:.3f}x",
+        *only_others,
         f"{each['left'] * 1e3:.1f} ms",
-    ]  # fmt: skip
+    ]
 
 
 def dispatch_table(part: dict[str, Any]) -> str:
     """Every system, the fastest first, and those that could not be measured."""
     rows = [
         [
-            label, f"{each['ns'][1]:.0f}", f"{each['ratio'][1]:.2f}",
-            f"{each['ratio'][0]:.2f} to {each['ratio'][2]:.2f}", f"{each['to_eventloop'][1]:.2f}",
+            label,
+            f"{each['ns'][1]:.0f}",
+            f"{each['ratio'][1]:.2f}",
+            f"{each['ratio'][0]:.2f} to {each['ratio'][2]:.2f}",
+            f"{each['to_eventloop'][1]:.2f}",
         ]
         for label, each in sorted(part["compared"].items(), key=lambda item: float(item[1]["ratio"][1]))
-    ]  # fmt: skip
+    ]
     return _with_absent(DISPATCH_COLUMNS, rows, part["failed"])
 
 

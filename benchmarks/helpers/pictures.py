@@ -99,9 +99,14 @@ def bars(ax: Any, rows: list[tuple[str, tuple[float, float, float] | None]], *, 
         ax.plot([lower, upper], [place, place], color=colour, linewidth=2.0, solid_capstyle="butt")
         decimals = 2 if middle < 4.995 else 1 if middle < 9.95 else 0
         ax.annotate(
-            f"{middle:.{decimals}f}×", (max(upper, middle, 1.0), place), xytext=(4, 0), va="center",
-            textcoords="offset points", weight="bold" if mine else "normal", color=OURS if mine else TEXT,
-        )  # fmt: skip
+            f"{middle:.{decimals}f}×",
+            (max(upper, middle, 1.0), place),
+            xytext=(4, 0),
+            va="center",
+            textcoords="offset points",
+            weight="bold" if mine else "normal",
+            color=OURS if mine else TEXT,
+        )
 
 
 def ticks_to(high: float) -> list[float]:

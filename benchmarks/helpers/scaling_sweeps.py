@@ -46,9 +46,14 @@ class Loop:
     """A trainer in a loop of its own, stopped after each turn; or a bare loop, without one."""
 
     def __init__(
-        self, parameters: int, length: int, directory: Path | None, *,
-        writers: int = 1, ema: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        parameters: int,
+        length: int,
+        directory: Path | None,
+        *,
+        writers: int = 1,
+        ema: bool = False,
+    ) -> None:
         self.model = Model(parameters)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6)
         self.loader = [BATCH] * length
@@ -62,9 +67,14 @@ class Loop:
             writer.name = f"JSONLWriter {index}"
         directory.mkdir()
         return Trainer(
-            self.model, optimizer=self.optimizer, max_epochs=FOREVER, hooks=[EMAHook()] if ema else [],
-            writers=destinations, work_dir=directory, default_hooks={"checkpoint": None},
-        )  # fmt: skip
+            self.model,
+            optimizer=self.optimizer,
+            max_epochs=FOREVER,
+            hooks=[EMAHook()] if ema else [],
+            writers=destinations,
+            work_dir=directory,
+            default_hooks={"checkpoint": None},
+        )
 
     def turn(self) -> float:
         """Train an epoch; the seconds it took."""
@@ -249,10 +259,16 @@ def iterations(at: tuple[int, ...], directory: Path) -> list[Series]:
     directory.mkdir()
     checkpoint: dict[str, Any] = {"interval": at[0], "by_epoch": False, "max_keep_ckpts": 2}
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-6), train_loader=[BATCH] * 1000,
-        train_step=lambda trainer, batch: model(batch), max_iters=at[-1], hooks=[watch], writers=[JSONLWriter()],
-        work_dir=directory, default_hooks={"checkpoint": checkpoint},
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-6),
+        train_loader=[BATCH] * 1000,
+        train_step=lambda trainer, batch: model(batch),
+        max_iters=at[-1],
+        hooks=[watch],
+        writers=[JSONLWriter()],
+        work_dir=directory,
+        default_hooks={"checkpoint": checkpoint},
+    )
     trainer.train()
     trainer.close()
     per = "million"

@@ -86,9 +86,16 @@ def ported(iterations: int, directory: str, *, writes: bool) -> Iterator[None]:
     yield
     train, val, model, optimizer = make_parts(iterations)
     trainer = Trainer(
-        model, optimizer=optimizer, loss_fn=F.cross_entropy, train_loader=train, val_loader=val, max_epochs=1,
-        default_hooks={"checkpoint": None}, writers=[JSONLWriter()] if writes else [], work_dir=directory,
-    )  # fmt: skip
+        model,
+        optimizer=optimizer,
+        loss_fn=F.cross_entropy,
+        train_loader=train,
+        val_loader=val,
+        max_epochs=1,
+        default_hooks={"checkpoint": None},
+        writers=[JSONLWriter()] if writes else [],
+        work_dir=directory,
+    )
     yield
     trainer.train()
     yield

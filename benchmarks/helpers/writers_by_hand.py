@@ -45,9 +45,17 @@ def nothing(target: Any, step: int) -> None:
 
 
 def by_hand(
-    steps: int, directory: Path, *, slow: bool = False, everything: bool = False, tensorboard: bool = True,
-    thread: bool = False, put: Put = nothing, every: int = EVERY, burns: int = 0,
-) -> Iterator[list[float]]:  # fmt: skip
+    steps: int,
+    directory: Path,
+    *,
+    slow: bool = False,
+    everything: bool = False,
+    tensorboard: bool = True,
+    thread: bool = False,
+    put: Put = nothing,
+    every: int = EVERY,
+    burns: int = 0,
+) -> Iterator[list[float]]:
     """A loop with torch's SummaryWriter, whose file may be slow; `everything`: a JSON line and a print too; `thread`: all of
     it by one thread of an executor, which reads the values too; `burns`: with so many turns of Python for each value."""
     from torch.utils.tensorboard import SummaryWriter
