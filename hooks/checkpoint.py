@@ -16,7 +16,7 @@ from eventloop.checkpoint.retention.pending import Saves, all_failed
 from eventloop.checkpoint.retention.retention import Retention
 from eventloop.checkpoint.retention.run_directory import (
     add_resume_note,
-    inspect,
+    compare_with_directory,
     remove_surplus,
     where_to_resume,
 )
@@ -170,9 +170,9 @@ class CheckpointHook(TunableInterval, Hook):
         self._overlap, self._when_busy = overlap, when_busy
         self.directory = Path()
         self.can_be_resumed = not self._omitted
-        self._training = self._marks = self._publishes = False
+        self._training = self._records_evaluations = self._publishes = False
         self._session: Session | None = None
-        self._resumed = False  # whether the loaded state watched the same metrics
+        self._same_metrics = False  # whether the loaded state watched the same metrics
         self._validated: list[tuple[Mapping[str, float], int]] = []  # scores of weights to save later
         self._passed_iter = self._passed_epoch = -1  # last iteration and epoch that ended
         self.saves = Saves(
@@ -222,17 +222,19 @@ class CheckpointHook(TunableInterval, Hook):
             TypeError: the model was sharded by FSDP1 since the trainer was built.
         """
         refuse_old_shards("CheckpointHook", unwrap(trainer.model), NO_CHECKPOINT)
-        self._training = self._marks = self._publishes = False
+        self._training = self._records_evaluations = self._publishes = False
         self._validated.clear()
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Check the directory and the state; count earlier validations of this event and of a resume.
+        """Check the directory and the state, and save the best checkpoints that are due already.
+
+        They are those of validations before the first iteration, and those that a kill has prevented.
 
         Raises:
             TypeError, OSError: a part of the state cannot be saved; ranks do not share the directory.
         """
         self._passed_iter = self._passed_epoch = -1
-        self._training = self._marks = True
+        self._training = self._records_evaluations = True
         self.saves.begin_training()
         self._session = session_of(trainer, self.directory)
         if self._interval > 0 or self._save_last or self._watched:
@@ -242,11 +244,14 @@ class CheckpointHook(TunableInterval, Hook):
         if self._overlap and (self._interval > 0 or self._watched):  # it will save within the training
             trainer.copying.watch()
         state, commands = trainer.state, trainer.commands.recorded
-        decided_by_rank_0(lambda: inspect(self.retention, self.directory, trainer.iter, state, commands))
-        resumed, self._resumed, last = self._resumed, False, self.retention.last
-        if resumed and last is not None and last[1] == trainer.iter:
+        decided_by_rank_0(
+            lambda: compare_with_directory(self.retention, self.directory, trainer.iter, state, commands)
+        )
+        last = self.retention.last
+        if self._same_metrics and last is not None and last[1] == trainer.iter:
             # after a kill, some best checkpoints of one validation may be missing
             self._validated.insert(0, last)
+        self._same_metrics = False
         self._save_validated(trainer)
 
     # --- when ----------------------------------------------------------------------------------------------
@@ -314,7 +319,7 @@ class CheckpointHook(TunableInterval, Hook):
         Raises:
             ValueError: the metrics do not have one of `save_best` (the message suggests one).
         """
-        if self._marks and trainer.bus.failing is None:
+        if self._records_evaluations and trainer.bus.failing is None:
             watched, place = self._watched, self.directory
             Marking(self.retention, self.saves, watched, place, self._regular_name).record(trainer, event)
 
@@ -356,7 +361,7 @@ class CheckpointHook(TunableInterval, Hook):
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
         """Wait for the running saves, publish, and end the thread and the process that write checkpoints."""
-        self._marks = False
+        self._records_evaluations = False
         try:
             trainer.copying.end()
             if not ends_at_once(trainer):
@@ -472,4 +477,4 @@ class CheckpointHook(TunableInterval, Hook):
             CheckpointError: the state is invalid, or names a checkpoint by a path.
         """
         self.retention = copy(self.retention)  # a refused resume restores the former object
-        self._resumed = self.retention.load(state, self.directory) == self._watched.metrics
+        self._same_metrics = self.retention.load(state, self.directory) == self._watched.metrics

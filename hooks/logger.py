@@ -11,6 +11,7 @@ from eventloop.events import (
     AfterRun,
     AfterTestEpoch,
     AfterTrain,
+    AfterTrainEpoch,
     AfterTrainIter,
     AfterValEpoch,
     BeforeRun,
@@ -164,12 +165,18 @@ class LoggerHook(TunableInterval, Hook):
             or event.iter + 1 == event.max_iters
             or (
                 trainer.batch_idx + trainer.counting.batches == trainer.position.length
-                and self._is_tail(event)
+                and self._is_tail(event.batch_idx, event.max_epochs)
             )
         ):
             self._log(trainer)
         if trainer.metrics.losses.lost is not self._announced:
             self._announce_lost_loss(trainer)
+
+    def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
+        """Log the metrics that are left of an epoch whose loader has no length: its end is known only now."""
+        done = trainer.counting.iterations(trainer.batch_idx)
+        if trainer.position.length is None and done and self._is_tail(done - 1, event.max_epochs):
+            self._log_rest(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Log the remaining metrics when training ended before its last iteration."""
@@ -251,14 +258,16 @@ class LoggerHook(TunableInterval, Hook):
         if delivered and self._ended_well:
             copy_logs(trainer.work_dir, out_dir / trainer.work_dir.name, self._out_suffix)
 
-    def _is_tail(self, event: AfterTrainIter) -> bool:
+    def _is_tail(self, last: int, max_epochs: int | None) -> bool:
         """Return whether the metrics that are left at the end of an epoch are logged at once.
 
         Otherwise they are logged with the next interval.
+
+        Args:
+            last: the index of the last iteration of the epoch.
+            max_epochs: None for a run that is measured in iterations.
         """
-        if event.max_epochs is None:
-            return False
-        return not self._ignore_last or event.batch_idx < self._interval
+        return max_epochs is not None and (not self._ignore_last or last < self._interval)
 
     def _announce_lost_loss(self, trainer: Trainer) -> None:
         """Emit `invalid_loss` with the counters of its iteration; the log has its line already."""

@@ -246,10 +246,10 @@ class ConsoleWriter(Writer):
         self._held = None
 
     def _flush_held(self, *, ended: bool = False) -> None:
-        """Print the training line that was held back, because a line of a later event follows.
+        """Print the training line that is held back, if there is one, and draw the progress bar again.
 
         Args:
-            ended: whether the run has ended, so that the bar is stopped.
+            ended: whether the run has ended: the bar is stopped then.
         """
         self._print_held()
         if self._bar is not None and ended:

@@ -48,8 +48,8 @@ def lock_file(path: Path, seconds: float) -> FileIO:
 def locked(file: FileIO, seconds: float) -> Iterator[None]:
     """Lock an open file against other processes that also lock it, while the block writes to it.
 
-    The block runs without the lock on a system or file system without locks, and if another process, such as
-    one that was stopped within its block, holds the lock for longer.
+    The block runs without the lock on a system or file system without locks. It also does so if another
+    process holds the lock for longer, for example because it was stopped in its block.
 
     Args:
         seconds: how long to wait for another process that holds the lock.

@@ -67,7 +67,7 @@ class Writer:
     queue: ClassVar[int] = 16_384
     """The most events that wait in memory; `overflow` decides about further events."""
     overflow: ClassVar[Overflow] = "spill"
-    """The policy for a full queue: "spill" writes further events to a temporary file; see `bus.on`."""
+    """The policy for a full queue: "spill" writes further events to a temporary file; see `Bus.subscribe`."""
     batch: bool | int = False
     """True calls `write_batch` with all waiting events instead of `write`; a number limits their count.
 
@@ -77,11 +77,11 @@ class Writer:
 
     The first event after a pause is delivered at once, and a flush or close waits for none."""
     budget_us: float | None = None
-    """Upper limit for the p99 of the time of a delivery, in microseconds; see `bus.on`."""
+    """Upper limit for the p99 of the time of a delivery, in microseconds; see `Bus.subscribe`."""
     stall_timeout: float = 60.0
     """Most seconds for a call of a method; a longer call is reported, and the bus stops waiting for it."""
     on_error: OnError = "disable"
-    """The reaction to an error in a method; see `bus.on`.
+    """The reaction to an error in a method; see `Bus.subscribe`.
 
     "disable" the writer, "log" the error and continue, or "raise" it on the training thread."""
     name: str | None = None

@@ -39,6 +39,7 @@ def check_trainer(
             else repr(model)
         )
         raise TypeError(f"model must be a torch.nn.Module, got {got}")
+    check_plain("model.train (rename a method of yours that does not set the mode)", model.train, "mode")
     if (max_epochs is None) == (max_iters is None):
         got = "neither" if max_epochs is None else f"both (max_epochs={max_epochs}, max_iters={max_iters})"
         raise ValueError(

@@ -75,7 +75,9 @@ class Adapter(Protocol):
         """Return whether the callback has a state to save."""
 
     def build(self, trainer: Any, callbacks: Sequence[Any]) -> ForeignTrainer:
-        """Return the system's own trainer object for our trainer, with all callbacks of that system.
+        """Create the object that stands for this trainer in the system, for all callbacks of that system.
+
+        It is never run.
 
         Raises:
             ValueError: a callback cannot serve this trainer.

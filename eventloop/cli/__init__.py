@@ -38,7 +38,7 @@ MESSAGE_SECONDS = 0.2
 
 EXIT_CODES = """\
 exit codes: 0 done; 1 an error while training (with its traceback); 2 bad input, or the output cannot be
-written (one line); 130 stopped by Ctrl-C: the first stops after the iteration, with a checkpoint and the
+written; 130 stopped by Ctrl-C: the first stops after the iteration, with a checkpoint and the
 summary, a second one ends at once; 143 stopped by SIGTERM and 138 by SIGUSR1, as by the first Ctrl-C; 141
 done, but the reader of the output has left"""
 

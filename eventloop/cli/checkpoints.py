@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # not for --help
     from eventloop.checkpoint.prune import Plan
 
 EXIT_CODES = (
-    "exit codes: 0 done, 1 something is damaged, was not removed or does not fit the format, 2 bad input "
-    "(one line), 130 ended by Ctrl-C. A run that is under way removes its own checkpoints, so nothing is "
+    "exit codes: 0 done, 1 something is damaged, was not removed or does not fit the format, 2 bad input, "
+    "130 ended by Ctrl-C. A run that is under way removes its own checkpoints, so nothing is "
     "pruned during it."
 )
 REMEDY = (

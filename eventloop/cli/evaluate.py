@@ -22,7 +22,7 @@ wait in RUN/inbox for a run that is resumed later. A checkpoint is validated onc
 repeated. Nothing else is written into RUN, and nothing is removed."""
 EXIT_CODES = """\
 exit codes: 0 done; 1 a checkpoint could not be read, or the function or the validation raised an error (with
-its traceback); 2 bad input, or another evaluator of RUN lives (one line); 130 stopped by Ctrl-C,
+its traceback); 2 bad input, or another evaluator of RUN lives; 130 stopped by Ctrl-C,
 143 by SIGTERM"""
 
 

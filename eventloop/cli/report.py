@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # not for --help
 
 EXIT_CODES = (
     "exit codes: 0 done, 1 the page could not be written, 2 bad input, or a run without costs or without the "
-    "record of a rank, of which the rest is shown (one line), 3 the second run is slower "
-    "than --fail-above allows (one line), 130 ended by Ctrl-C. The runs may still be training, and their "
+    "record of a rank, of which the rest is shown, 3 the second run is slower "
+    "than --fail-above allows, 130 ended by Ctrl-C. The runs may still be training, and their "
     "files are only read."
 )
 

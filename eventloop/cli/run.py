@@ -26,7 +26,7 @@ Options of the command come before the script; everything after it belongs to th
 several processes is started as ever: torchrun --nproc-per-node 2 -m eventloop run script.py"""
 SCRIPT_HINT = "; arguments of the script come after it: eventloop run SCRIPT ARGUMENTS"
 EXIT_CODES = """\
-exit codes: those of the script, whose errors are shown as by Python; 2 bad input (one line)"""
+exit codes: those of the script, whose errors are shown as by Python; 2 bad input"""
 
 
 def add_parser(commands: Any) -> None:

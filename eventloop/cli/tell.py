@@ -29,7 +29,7 @@ commands:
   help, stacks           list all commands; show where each thread of the run stands
   and those of the run's own program, as words or NAME=VALUE: eventloop tell RUN --help lists them
 
-exit codes: 0 applied; 1 refused (why); 2 no such run, or wrong arguments (one line); 3 no answer (whether the
+exit codes: 0 applied; 1 refused (why); 2 no such run, or wrong arguments; 3 no answer (whether the
 run's process lives, and whether the command was withdrawn); 130 ended by Ctrl-C. The run looks for commands
 each second, and applies them at the end of an iteration."""
 HELP_SECONDS = 5.0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # not for --help
     from eventloop.tracing.files import TraceFile
 
 EXIT_CODES = (
-    "exit codes: 0 done, 1 the file could not be written, 2 bad input (one line), 130 ended by Ctrl-C. The "
+    "exit codes: 0 done, 1 the file could not be written, 2 bad input, 130 ended by Ctrl-C. The "
     "times are the host's; ProfilerHook records those of the GPU. The run may still be training."
 )
 OPEN = "open it at https://ui.perfetto.dev or in chrome://tracing"

@@ -154,7 +154,7 @@ def _beyond_median(seconds: Sequence[float]) -> list[float]:
 
 
 def summed(windows: Sequence[Window]) -> list[Phases]:
-    """Return the phases of several windows, summed as one window."""
+    """Add up several windows, and return the summed phases of each rank, rank 0 first."""
     return [_sum(own) for own in zip(*windows, strict=True)]
 
 

@@ -187,7 +187,9 @@ class IndexReader:
             self._seeded_with = _draw_seed(loader)
         assert self._seeded_with is not None
         seeds = torch.Generator(_source_of(loader).device)
-        seeds.set_state(self._seeded_with.clone())  # torch reads a state from the start of its storage
+        seeds.set_state(
+            self._seeded_with.clone()
+        )  # of a view torch would read other bytes: it ignores the offset
         return seeds
 
     def _batches(self, iterator: Iterator[FromWorker], number: int) -> Iterator[Any]:

@@ -42,7 +42,9 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     random.setstate(_from_python_state(state["python"]))
     name, words, *rest = state["numpy"]
     np.random.set_state((name, _words(words), *rest))
-    torch.set_rng_state(state["torch"].clone())  # torch reads a state from the start of its storage
+    torch.set_rng_state(
+        state["torch"].clone()
+    )  # of a view torch would read other bytes: it ignores the offset
     for index, device in _cuda_states(state):
         torch.cuda.set_rng_state(device, index)
 
@@ -138,7 +140,7 @@ def _state_of(generator: _Generator) -> list[Any]:
 
 def _restore(generator: _Generator, state: list[Any]) -> None:
     if isinstance(generator, torch.Generator):
-        generator.set_state(state[0].clone())  # torch reads a state from the start of its storage
+        generator.set_state(state[0].clone())  # of a view torch would read other bytes: it ignores the offset
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = _as_arrays(state[0], generator.bit_generator.state)
     elif isinstance(generator, np.random.RandomState):

@@ -61,6 +61,11 @@ class ValSchedule:
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
         before_train: bool = False,
     ) -> None:
+        if isinstance(interval, int) and interval < 1:
+            raise ValueError(
+                f"val_interval must be at least 1, got {interval}: to validate in handlers alone, give "
+                "val_begin a number beyond the end of the run"
+            )
         positive("val_interval", interval)
         positive("val_begin", begin)
         self._begin, self._before_train = begin, before_train

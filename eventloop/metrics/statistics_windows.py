@@ -142,7 +142,15 @@ class _Sums(msgspec.Struct):
 
 
 def window_of(method: object, size: object) -> Window:
-    """Return an empty window for the `method_name` and `window_size` of an entry of a `custom_cfg`."""
+    """Create an empty window, which computes the statistic of an entry of a `custom_cfg`.
+
+    Args:
+        method: the entry's `method_name`.
+        size: the entry's `window_size`.
+
+    Raises:
+        ValueError: one of them is invalid, or they do not go together.
+    """
     if not callable(method) and method not in METHODS:
         raise ValueError(
             f"method_name must be one of {', '.join(METHODS)} or a function of the values, got "

@@ -219,10 +219,8 @@ class BaseAveragedModel(nn.Module):
     # --- copying and saving the average itself -------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_pairs": None,
-        }  # a copy of the average must not refer to the model's tensors
+        # the pairs refer to the tensors of the model, which a copy of the average must not
+        return {**self.__dict__, "_pairs": None}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -284,7 +282,7 @@ class StochasticWeightAverage(_Weighted):
 
 
 class ExponentialMovingAverage(_Weighted):
-    """An exponential average: `average = (1 - momentum) * average + momentum * model`.
+    """An exponential average: `average = (1 - momentum) * average + momentum * model`, by `torch.lerp`.
 
         teacher = ExponentialMovingAverage(student, momentum=0.001)
 

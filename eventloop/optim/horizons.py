@@ -16,10 +16,14 @@ from eventloop.optim.windows import Window
 _BY_EPOCH = (
     "default_hooks=dict(param_scheduler=ParamSchedulerHook(by_epoch=True)), or scheduler.by_epoch = True"
 )
+_NOTHING = 1e-6
+"""The share of a learning rate with which a model does not learn any more."""
 
 
 def mistaken_unit(scheduler: Any, by_epoch: bool, max_epochs: int, max_iters: int | None) -> str | None:
-    """Return a warning if a schedule's length equals the run's length in the wrong unit, else None.
+    """Return a warning if a schedule seems to count the wrong unit, else None.
+
+    Its length equals the run's length in that unit, or it ends in the first tenth of the iterations.
 
     Args:
         scheduler: the scheduler.
@@ -29,6 +33,8 @@ def mistaken_unit(scheduler: Any, by_epoch: bool, max_epochs: int, max_iters: in
     """
     mistaken = max_iters if by_epoch else max_epochs
     names = [name for name, length in _lengths(_state(scheduler)) if length == mistaken]
+    if not (names or by_epoch or max_iters is None):
+        return _lowers_at_once(scheduler, max_epochs, max_iters)
     if not names or mistaken is None or max_iters == max_epochs:
         return None
     name, label = type(scheduler).__name__, f"{names[0]}={mistaken}"
@@ -42,6 +48,34 @@ def mistaken_unit(scheduler: Any, by_epoch: bool, max_epochs: int, max_iters: in
     return (
         f"{name} is stepped after each iteration, and its {label} looks like a number of epochs, of "
         f"max_epochs={max_epochs}: step it by epoch with {how}; or give it the length in iterations{length}"
+    )
+
+
+def _lowers_at_once(scheduler: Any, max_epochs: int, max_iters: int) -> str | None:
+    """Return a warning if a schedule that is stepped after each iteration lowers the rate as if by epoch."""
+    name, state = type(scheduler).__name__, _state(scheduler)
+    by_epoch = "step it by epoch with " + ("by_epoch=True" if isinstance(scheduler, Window) else _BY_EPOCH)
+    while isinstance(state, Mapping) and state.get("scheduler"):  # of a window
+        state = state["scheduler"]
+    if not isinstance(state, Mapping) or "total_size" in state:  # of the user's own class, a CyclicLR
+        return None
+    gamma, step, milestones = state.get("gamma"), state.get("step_size", 1), state.get("milestones")
+    if not all(isinstance(each, int) for each in (step, *(milestones or ()))):  # of the user's own class
+        return None
+    if milestones and max(milestones) <= max_epochs <= max_iters / 10:
+        return (
+            f"{name} is stepped after each iteration, and its last milestone, {max(milestones)}, is in the "
+            f"first tenth of {max_iters} iterations, as if it were one of {max_epochs} epochs: {by_epoch}"
+        )
+    if milestones or not (isinstance(gamma, float) and 0 < gamma < 1):
+        return None
+    early, end, of_epochs = (gamma ** (n // step) for n in (max_iters // 10, max_iters, max_epochs))
+    if not (early < _NOTHING or end < _NOTHING <= of_epochs):
+        return None
+    sizes = f"step_size={step}, gamma={gamma}" if "step_size" in state else f"gamma={gamma}"
+    return (
+        f"{name} is stepped after each iteration, and its {sizes} multiplies the rate by {end:.1e} in "
+        f"{max_iters} iterations, and by {of_epochs:.1e} in {max_epochs} epochs: {by_epoch}"
     )
 
 

@@ -62,7 +62,10 @@ class Policy:
 
 @dataclass(eq=False, repr=False)
 class Step(Policy):
-    """A value that is multiplied by `gamma` every `step` units, or at listed ones, down to a lowest value."""
+    """Multiply a value by `gamma` every `step` epochs or iterations, or at those of a list.
+
+    It is never below its lowest value.
+    """
 
     step: int | Sequence[int]
     gamma: float = 0.1

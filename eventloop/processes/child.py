@@ -124,7 +124,7 @@ class ChildProcess:
         code = self._wait(patience)
         if code is None:
             self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # a process that reads from a dead disk cannot die
+            with suppress(subprocess.TimeoutExpired):  # in disk I/O that hangs it does not die: stop waiting
                 self._process.wait(END_SECONDS)
             code = self._process.returncode
         if code is not None and code < 0:

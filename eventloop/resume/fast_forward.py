@@ -173,18 +173,21 @@ def changed_values(
         former: the param groups with the checkpoint's values.
         groups: the param groups with this trainer's values.
         keys: the keys of the scheduled values in the param groups.
-        listed: the values that another line logs, by optimizer, index of the group, and key.
+        listed: the values that another line logs, by optimizer, index of the group, and key; None stands for
+            a line about another setting.
         new: the indices of the groups that the checkpoint does not have.
     """
     of_optimizer = f"{name} " if name else ""
-    for number, (left, group) in enumerate(zip(former, groups, strict=True)):
+    for number, (saved, present) in enumerate(zip(former, groups, strict=True)):
         of = f" of param group {number}" if len(groups) > 1 else ""
-        for key in sorted(keys & left.keys()):
-            if (name, number, key) not in listed and not _close(left[key], group[key]):
-                was, now = (v.item() if isinstance(v, torch.Tensor) else v for v in (left[key], group[key]))
-                given = "in this trainer" if number in new else "by the checkpoint's schedules"
+        for key in sorted(keys & saved.keys()):
+            if (name, number, key) not in listed and not _close(saved[key], present[key]):
+                was, now = (
+                    v.item() if isinstance(v, torch.Tensor) else v for v in (saved[key], present[key])
+                )
+                source = "in this trainer" if number in new else "by the checkpoint's schedules"
                 yield (
-                    f"{of_optimizer}{key}{of}: {was!r} {given}, {now!r} by this trainer's schedules at this "
+                    f"{of_optimizer}{key}{of}: {was!r} {source}, {now!r} by this trainer's schedules at this "
                     f"step; the run continues with {now!r}"
                 )
 

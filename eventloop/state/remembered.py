@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -90,7 +91,7 @@ def _other_container(state: Any) -> Any:
     """Return a container of a class that a checkpoint would replace, such as a Counter; None without one."""
     if not isinstance(state, Mapping | list | tuple) or type(state) is torch.Size:
         return None
-    if type(state) not in (dict, list, tuple):
+    if type(state) not in (dict, OrderedDict, list, tuple):
         return state
     inner = state.values() if isinstance(state, Mapping) else state
     return next((other for each in inner if (other := _other_container(each)) is not None), None)

@@ -51,6 +51,16 @@ TWICE = JSONLWriter()
 SAMPLES = (torch.ones(4, 2), torch.ones(4).long())
 
 
+class OwnTrain(nn.Linear):
+    """A model whose `train` is a training, as in scripts with a loss for each layer."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+
+    def train(self, first: Any, second: Any) -> Any:  # type: ignore[override]
+        raise AssertionError
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -62,6 +72,7 @@ SAMPLES = (torch.ones(4, 2), torch.ones(4).long())
         ({"model": nn.Linear}, TypeError, r"model must be a torch\.nn\.Module, got the class Linear: write Linear\(\.\.\.\)"),
         ({"model": "resnet", "max_epochs": None}, TypeError, r"model must be a torch\.nn\.Module, got 'resnet'"),
         ({"model": lambda x: x}, TypeError, r"model must be a torch\.nn\.Module"),
+        ({"model": OwnTrain()}, TypeError, r"model.train \(rename .*\) is called with \(mode\), .* OwnTrain.train\(first"),
         ({"train_loader": []}, ValueError, "train_loader is empty: it has 0 batches"),
         ({"test_loader": 3}, TypeError, "test_loader must be an iterable of batches, got 3"),
         ({"optimizer": torch.optim.SGD}, TypeError, r"optimizer must be a torch\.optim\.Optimizer"),

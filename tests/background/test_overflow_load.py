@@ -6,17 +6,18 @@ import os
 import random
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from eventloop.background.queues.options import Overflow
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, EventsDropped, HandlerFailed
 from tests.conftest import DEADLINE
 from tests.support.spilling import emit, in_both_kinds, subscribe, total
 
-POLICIES = ["spill", "drop_oldest", "drop_newest", "latest", "block"]
+POLICIES = [*get_args(Overflow)]
 BLOCK = 20_000
 in_every_policy = pytest.mark.parametrize("overflow", POLICIES)
 

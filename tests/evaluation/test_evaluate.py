@@ -77,6 +77,21 @@ def test_means_are_over_samples(make_trainer: MakeTrainer) -> None:
     assert metrics["accuracy"] == pytest.approx(accuracy(preds, target).item())
 
 
+@pytest.mark.parametrize("numbers", [float, torch.tensor], ids=["floats", "tensors"])
+def test_means_have_the_bits_of_a_loop_by_hand(make_trainer: MakeTrainer, numbers: Any) -> None:
+    """They are those of `total += loss.item() * n`, in double precision, also after 20,000 batches."""
+    losses = torch.linspace(0.1, 0.7, 20_000).tolist()
+    evaluation = Evaluation(None)
+    for loss in losses:
+        evaluation.add({"loss": numbers(loss)}, 3)
+
+    total = 0.0
+    for loss in losses:
+        total += loss * 3
+    found = evaluation.compute()["loss"]
+    assert found == (total / 60_000 if numbers is torch.tensor else pytest.approx(total / 60_000, rel=1e-14))
+
+
 @pytest.mark.parametrize(
     "value",
     [

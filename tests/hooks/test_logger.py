@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -27,8 +27,19 @@ def steps(seen: list[ScalarsLogged]) -> list[int]:
     return [event.step for event in seen]
 
 
+class Unsized:
+    """A loader without a length."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize("loader", [list, Unsized])
 @pytest.mark.parametrize(
-    ("batches", "epochs", "interval", "ignore_last", "expected"),
+    ("count", "epochs", "interval", "ignore_last", "expected"),
     [
         (6, 2, 2, True, [2, 4, 6, 8, 10, 12]),
         (5, 2, 2, True, [2, 4, 7, 9, 10]),
@@ -39,11 +50,14 @@ def steps(seen: list[ScalarsLogged]) -> list[int]:
     ],
 )
 def test_interval_counts_the_batches_of_an_epoch(
-    make_trainer: Make, record_scalars: Record, batches: int, epochs: int, interval: int, ignore_last: bool,
+    make_trainer: Make, record_scalars: Record, make_batches: Callable[[int], Iterable[Any]],
+    loader: Callable[[Iterable[Any]], Iterable[Any]], count: int, epochs: int, interval: int, ignore_last: bool,
     expected: list[int],
 ) -> None:  # fmt: skip
     """Logs come every `interval` batches of an epoch, at the end of a short one, and in the last iteration."""
-    trainer = make_trainer(batches=batches, max_epochs=epochs, hooks=[LoggerHook(interval, ignore_last)])
+    trainer = make_trainer(
+        train_loader=loader(make_batches(count)), max_epochs=epochs, hooks=[LoggerHook(interval, ignore_last)]
+    )
     seen = record_scalars(trainer)
 
     trainer.train()

@@ -115,6 +115,35 @@ def test_as_long_as_the_iterations_and_stepped_by_epoch(
     assert "by_epoch=False" in said
 
 
+@pytest.mark.parametrize(
+    ("schedule", "pattern"),
+    [
+        (
+            lambda o: torch_lr.StepLR(o, 1, 0.7),
+            r"StepLR .* step_size=1, gamma=0.7 multiplies the rate by 2.6e-19",
+        ),
+        (lambda o: torch_lr.ExponentialLR(o, 0.5), r"ExponentialLR .* gamma=0.5 .* by 6.2e-02 in 4 epochs"),
+        (
+            lambda o: ExponentialLR(o, gamma=0.5, by_epoch=False),
+            r"ExponentialLR .* gamma=0.5 .* step it by epoch with",
+        ),
+        (
+            lambda o: torch_lr.MultiStepLR(o, [2, 3]),
+            r"MultiStepLR .* last milestone, 3, .* tenth of 120 iter",
+        ),
+    ],
+    ids=["step", "exponential", "window", "milestones"],
+)
+def test_lowered_by_iteration_as_if_by_epoch(
+    build: Build, caplog: pytest.LogCaptureFixture, schedule: Schedule, pattern: str
+) -> None:
+    """The trainer's construction logs a rate that is gone long before the end, with the cure."""
+    build(schedule, batches=30)
+
+    (message,) = caplog.messages
+    assert re.search(f"{pattern}.*by_epoch=True", message)
+
+
 def test_it_is_logged_once(build: Build, caplog: pytest.LogCaptureFixture) -> None:
     """Training, and training on, adds nothing."""
     trainer = build(of_length(EPOCHS)["cosine"][0], batches=2)

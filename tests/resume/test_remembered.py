@@ -50,6 +50,20 @@ def recurrent(make_trainer: MakeTrainer, run: Path, **changes: Any) -> tuple[Tra
     return trainer, lambda: state
 
 
+def test_a_module_outside_of_the_model_is_remembered(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Its `state_dict` and `load_state_dict` are the two functions; its buffers come back too."""
+    first, second = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    for module in (first, second):
+        trainer = make_trainer(work_dir=tmp_path, max_epochs=1, hooks=[CheckpointHook(interval=1)])
+        trainer.remember("other", module.state_dict, module.load_state_dict)
+        if module is first:
+            module(torch.randn(4, 2))
+            trainer.train()
+    trainer.resume()
+
+    assert_same(second.state_dict(), first.state_dict())
+
+
 @pytest.mark.parametrize("stop", [1, 3, 5, 8])
 def test_a_resumed_run_is_the_uninterrupted_one(make_trainer: MakeTrainer, tmp_path: Path, stop: int) -> None:
     """A truncated backpropagation that goes on in a new process has the losses, the weights and the hidden state of an

@@ -37,7 +37,7 @@ def stuck(subscriber: Subscriber) -> str:
 
 
 def doing(subscriber: Subscriber) -> str:
-    """Describe the delivery or callback that is under way, or the start of a worker; "" without one."""
+    """Describe what the subscriber does: a delivery, a callback or the start of its worker; "" if idle."""
     if subscriber.runner.starting:
         return "its worker process was still importing its modules"
     began, took, _ = subscriber.runner.call()

@@ -16,7 +16,7 @@ Offload = Literal["thread", "process"]
 
 @dataclass(frozen=True, slots=True)
 class SubscriberOptions:
-    """The options of a background subscriber, explained and checked by `bus.subscribe`.
+    """The options of a background subscriber; `Bus.subscribe` explains them.
 
     `on_flush` and `on_close` are called on the subscriber's own thread, after all events emitted before.
     """

@@ -250,8 +250,8 @@ class ProcessRunner(Runner):
             self._close_sent = True
 
     def forward_flush(self, flush: Flush) -> bool:
-        """Ask the worker to flush."""
-        if self.worker is None or not (flush.calls or self._unflushed):  # all its events are acknowledged
+        """Ask the worker to flush, or complete the flush here if it has nothing to do; return True."""
+        if self.worker is None or not (flush.calls or self._unflushed):  # no `on_flush`, no earlier flush
             flush.made.set()
         else:
             self._push(frame(Kind.FLUSH))

@@ -255,7 +255,7 @@ class Bridge:
         return riding
 
     def _end(self, engine: Engine) -> None:
-        if self._rides() and self._trainer.stop_reason is None:
+        if self._in_run() and self._trainer.stop_reason is None:
             self._trainer.stop_reason = _reason(engine)
         self.ride.end_run()
 
@@ -292,7 +292,8 @@ class Bridge:
     def _reset(self) -> None:
         self._called, self._names = False, RowNames()  # names keep the handlers alive
 
-    def _rides(self) -> bool:
+    def _in_run(self) -> bool:
+        """Return whether a run of the bridge's trainer is under way."""
         return self.ride.trainer is not None and self.ride.trainer.running
 
     def _begin_run(self, engine: Engine, iteration: int | None = None, epoch: int | None = None) -> None:
@@ -330,9 +331,9 @@ class Bridge:
 
         A program may also fire an engine's events outside of its runs.
         """
-        if self._called and not self._rides():
+        if self._called and not self._in_run():
             self._begin_run(engine, iteration, max(engine.state.epoch - 1, 0))
-        return self._rides()
+        return self._in_run()
 
     def _begin_epoch(self, engine: Engine) -> None:
         if self._within(engine, engine.state.iteration):
@@ -348,11 +349,11 @@ class Bridge:
             trainer.begin_iter(state.batch)
 
     def _end_iter(self, engine: Engine) -> None:
-        if self._rides() and self._trainer.end_iter(outputs_of(engine.state.output)):
+        if self._in_run() and self._trainer.end_iter(outputs_of(engine.state.output)):
             engine.terminate()
 
     def _end_epoch(self, engine: Engine) -> None:
-        if not self._rides():
+        if not self._in_run():
             return
         trainer = self._trainer
         trainer.log(apart(numbers_of(engine.state.metrics), trainer, "epoch"))
@@ -364,7 +365,7 @@ class Bridge:
         """Emit the events of an evaluator's runs for "val" and "test"; log its metrics for other modes."""
         self._evaluators.append((mode, ref(evaluator)))
         EvaluatorHandlers(evaluator, mode, cast(Engine, self._engine()), self.ride)
-        if self.ride.measure and self._rides():
+        if self.ride.measure and self._in_run():
             self._during.enter_context(measuring(evaluator, self._trainer.foreign_calls, self._names))
 
 

@@ -370,5 +370,5 @@ def _check_single(callbacks: Sequence[Any]) -> None:
 
 
 def _without_epoch(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the epoch, which the host adds to everything that it logs: each event has its own."""
+    """Return logged values without `epoch`, which the host adds to each log, and our events have anyway."""
     return {name: value for name, value in logs.items() if name != "epoch"}

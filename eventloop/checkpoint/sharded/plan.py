@@ -47,7 +47,7 @@ class Chunk(NamedTuple):
     Attributes:
         offsets, sizes: its place in the whole tensor, and its shape.
         rank: the rank that writes it.
-        start, length: the bytes of its archive in that rank's file.
+        start, length: where its archive begins in that rank's file, and its size, in bytes.
     """
 
     offsets: Offsets

@@ -18,7 +18,7 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "init",
         help="write a small, complete training script to start from",
-        epilog="exit codes: 0 done, 2 the file exists already, or cannot be written (one line)",
+        epilog="exit codes: 0 done, 2 the file exists, or cannot be written",
     )
     parser.add_argument(
         "file",

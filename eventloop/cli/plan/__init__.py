@@ -42,8 +42,8 @@ are built with a model of one weight and an optimizer; its other names are ignor
 data: such a config names registered hooks and writers. Python configs with _base_, custom_imports or
 read_base are read by MMEngine, if it is installed."""
 EXIT_CODES = """\
-exit codes: 0 done, 1 the script failed (with its traceback), 2 bad input, or the output cannot be written
-(one line), 130 ended by Ctrl-C; a script that exits before its run gives its own code"""
+exit codes: 0 done, 1 the script failed (with its traceback), 2 bad input, or the output cannot be written,
+130 ended by Ctrl-C; a script that exits before its run gives its own code"""
 
 
 def add_parser(commands: Any) -> None:

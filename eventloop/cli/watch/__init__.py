@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # not for --help
 
 EXIT_CODES = (
     "exit codes: 0 all runs have ended, or --once has shown them; 1 with --once: a run was killed, hangs, or "
-    "has ended by an error; 2 bad input (one line); 130 ended by Ctrl-C; 141 the reader of the output has "
+    "has ended by an error; 2 bad input; 130 ended by Ctrl-C; 141 the reader of the output has "
     "left. The runs are only read. Without a terminal, and without --json, this is as with --once."
 )
 NARROWEST = 40
