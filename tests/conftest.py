@@ -52,6 +52,9 @@ count_frozen = gc.get_freeze_count
 DEADLINE = 60.0
 """Seconds against hangs; no test waits as long while all is well."""
 
+sys.dont_write_bytecode = False  # else each of some hundred processes compiles some hundred modules again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is one for each core
     torch.set_num_threads(1)
 
