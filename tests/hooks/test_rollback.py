@@ -161,6 +161,7 @@ def test_single_bad_batches_are_no_spike(make: Callable[..., Trainer], value: fl
     assert rolled == []
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_is_no_spike(make: Callable[..., Trainer], seed: int) -> None:
     """Independent values of a distribution with a long tail, of which many are three times the median, are none."""

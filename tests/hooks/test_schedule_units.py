@@ -82,8 +82,7 @@ def of_length(steps: int) -> dict[str, tuple[Schedule, str]]:
     }
 
 
-@pytest.mark.parametrize("batches", [2, 300])
-@pytest.mark.parametrize("name", of_length(EPOCHS))
+@pytest.mark.parametrize(("name", "batches"), [*((name, 2) for name in of_length(EPOCHS)), ("cosine", 300)])
 def test_as_long_as_the_epochs_and_stepped_by_iteration(
     build: Build, caplog: pytest.LogCaptureFixture, name: str, batches: int
 ) -> None:
@@ -257,9 +256,9 @@ def windows(steps: int) -> dict[str, tuple[Schedule, str]]:
 
 
 @pytest.mark.parametrize(
-    "length", [{"max_epochs": EPOCHS, "batches": 6}, {"max_iters": 24}], ids=["epochs", "iters"]
+    ("name", "length"),
+    [*((name, {"max_epochs": EPOCHS, "batches": 6}) for name in windows(8)), ("cosine", {"max_iters": 24})],
 )
-@pytest.mark.parametrize("name", windows(8))
 def test_as_long_as_the_updates_and_stepped_by_batch(
     build: Build, caplog: pytest.LogCaptureFixture, name: str, length: dict[str, int]
 ) -> None:
@@ -275,9 +274,9 @@ def test_as_long_as_the_updates_and_stepped_by_batch(
 
 @pytest.mark.filterwarnings("ignore:ExponentialLR runs from iteration 0 to 24, and the run has 8")
 @pytest.mark.parametrize(
-    "length", [{"max_epochs": EPOCHS, "batches": 6}, {"max_iters": 8}], ids=["epochs", "iters"]
+    ("name", "length"),
+    [*((name, {"max_epochs": EPOCHS, "batches": 6}) for name in windows(24)), ("cosine", {"max_iters": 8})],
 )
-@pytest.mark.parametrize("name", windows(24))
 def test_as_long_as_the_batches_and_stepped_by_update(
     build: Build, caplog: pytest.LogCaptureFixture, name: str, length: dict[str, int]
 ) -> None:
@@ -292,17 +291,16 @@ def test_as_long_as_the_batches_and_stepped_by_update(
 
 
 @pytest.mark.parametrize(
-    ("steps", "unit", "count"),
+    ("name", "steps", "unit", "count"),
     [
-        (24, "batch", 3),
-        (8, "update", 3),
-        (12, "batch", 3),
-        (6, "update", 3),
-        (24, "update", 1),
-        (8, "batch", 1),
+        *((name, 24, "batch", 3) for name in windows(24)),
+        *((name, 8, "update", 3) for name in windows(8)),
+        ("cosine", 12, "batch", 3),
+        ("cosine", 6, "update", 3),
+        ("cosine", 24, "update", 1),
+        ("cosine", 8, "batch", 1),
     ],
 )
-@pytest.mark.parametrize("name", windows(8))
 def test_nothing_is_said_of_batches_and_updates_otherwise(
     build: Build, caplog: pytest.LogCaptureFixture, name: str, steps: int, unit: str, count: int
 ) -> None:

@@ -39,9 +39,15 @@ INTO = [
 ]
 
 
-@pytest.mark.parametrize("hooks", [[], [EMAHook]], ids=["plain", "average"])
-@pytest.mark.parametrize("how", ["resume", "load_checkpoint", "plain file"])
-@pytest.mark.parametrize(("buffer", "dtype", "has", "own"), INTO)
+HOW = [
+    ("resume", [EMAHook]), ("load_checkpoint", []), ("load_checkpoint", [EMAHook]), ("plain file", []), ("plain file", [EMAHook]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("how", "hooks", "buffer", "dtype", "has", "own"),
+    [*(("resume", [], *into) for into in INTO), *((*how, *INTO[0]) for how in HOW)],
+)
 def test_a_buffer_of_another_kind(
     make_trainer: MakeTrainer, tmp_path: Path, how: str, hooks: list[Any], buffer: torch.Tensor,
     dtype: torch.dtype, has: str, own: str,

@@ -124,14 +124,14 @@ def set_run(
     for group in built.param_groups:
         group |= {"momentum": 0.9} if "momentum" in group else {}
     hooks = [*HOOKS.get(kind, list)(), *options.pop("hooks", [])]
+    default_hooks: dict[str, Any] = {"checkpoint": None, "garbage_collection": None}  # no part of what is set
     if by_epoch:
-        options["default_hooks"] = {
-            "param_scheduler": ParamSchedulerHook(by_epoch=True),
-            **options.get("default_hooks", {}),
-        }
+        default_hooks["param_scheduler"] = ParamSchedulerHook(by_epoch=True)
+    default_hooks |= options.pop("default_hooks", {})
     arguments: dict[str, Any] = {
         "schedulers": (schedule or SCHEDULES[kind])(built), "max_epochs": EPOCHS, "train_loader": batches(PER_EPOCH),
-        "val_loader": batches(1), "hooks": hooks, "work_dir": directory, **options,
+        "val_loader": batches(1), "hooks": hooks, "default_hooks": default_hooks, "work_dir": directory,
+        **options,
     }  # fmt: skip
     return build_trainer(model=model, optimizer=built, **arguments)
 
