@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from eventloop.background import closing
 from eventloop.background.queues.options import Overflow
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
 from eventloop.events import Event, EventsDropped, HandlerFailed
 from tests.conftest import DEADLINE
+from tests.support.internals import close_in_time, drain_after, substitute
 from tests.support.process_support import until
 from tests.support.spilling import PROMPT, emit, in_both_kinds, subscribe, total
 
@@ -88,8 +90,11 @@ def test_close_delivers_from_one_subscriber_to_another() -> None:
 
 
 @in_both_kinds
-def test_a_chain_without_end_is_cut_at_the_close(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_chain_without_end_is_cut_at_the_close(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """At the end of its time a close drops what is still emitted; the account adds up, and the report says so."""
+    close_in_time(monkeypatch)
     bus = Bus()
     chain = Chain(bus, kind, last=float("inf"))
     chain.begin()
@@ -103,9 +108,21 @@ def test_a_chain_without_end_is_cut_at_the_close(kind: str, caplog: pytest.LogCa
 
 
 @in_both_kinds
-def test_a_chain_without_end_is_left_by_a_flush(bus: Bus, kind: str) -> None:
+def test_a_chain_without_end_is_left_by_a_flush(bus: Bus, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the end of its time a flush goes; what had been emitted before it is delivered, and nothing is lost."""
-    chain = Chain(bus, kind, last=float("inf"))
+    chain, delivered, until_quiet = (
+        Chain(bus, kind, last=float("inf")),
+        threading.Event(),
+        closing._flush_until_quiet,
+    )
+
+    def flush_until_quiet(*args: Any) -> bool:
+        until(lambda: len(chain.seen) > 1)
+        delivered.set()
+        return until_quiet(*args)
+
+    substitute(monkeypatch, "closing._flush_until_quiet", flush_until_quiet)
+    drain_after(monkeypatch, delivered.is_set)
     chain.begin()
 
     assert bus.flush(0.2).complete

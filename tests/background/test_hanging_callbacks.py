@@ -15,7 +15,7 @@ from eventloop.bus import Bus
 from eventloop.events import Event, HandlerFailed
 from tests.conftest import DEADLINE, Held
 from tests.support import process_handlers as handlers
-from tests.support.internals import substitute
+from tests.support.internals import drain_after, substitute
 from tests.support.process_support import Lines, until
 from tests.support.spilling import PROMPT, emit, in_both_kinds, subscribe, total
 
@@ -124,6 +124,7 @@ def test_a_callback_that_stalled_and_fails_after_all_is_reported_once(bus: Bus, 
 def test_a_stuck_callback_is_named(bus: Bus, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a flush has waited for it in vain, the account says in which callback the subscriber is."""
     substitute(monkeypatch, "awaited.STUCK_SECONDS", 0.05)
+    drain_after(monkeypatch, held.entered.is_set)
     subscription = subscribe(bus, "thread", ignores, on_flush=lambda: held(None))
     assert not bus.flush(0.1)
 
@@ -132,9 +133,10 @@ def test_a_stuck_callback_is_named(bus: Bus, held: Held, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("how", ["thread", "task", pytest.param("process", marks=pytest.mark.slow)])
 def test_a_close_names_whom_it_waited_for(
-    held: Held, lines: Lines, how: str, caplog: pytest.LogCaptureFixture
+    held: Held, lines: Lines, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If an `on_close` hangs, everything is delivered all the same; the log and the report say who is in which call."""
+    substitute(monkeypatch, "awaited.STUCK_SECONDS", DEADLINE)  # else a busy machine makes it "stuck"
     bus = Bus(drain_timeout=DEADLINE)
     if how == "process":
         options: dict[str, Any] = {"offload": "process", "on_close": handlers.hang_at_the_close}
@@ -142,6 +144,7 @@ def test_a_close_names_whom_it_waited_for(
     else:
         kind = "thread" if how == "thread" else "loop"
         subscribe(bus, kind, ignores, name="slow", on_close=lambda: held(None))
+        drain_after(monkeypatch, held.entered.is_set)
     emit(bus, 3)
     assert bus.flush()
     report = bus.close(0.5)

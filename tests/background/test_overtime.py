@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -16,20 +16,26 @@ from eventloop.background.runners.thread_runner import Pace, ThreadRunner
 from eventloop.bus import Bus
 from tests.conftest import DEADLINE, Held
 from tests.support.internals import substitute
+from tests.support.paced import Paced
 from tests.support.spilling import emit, total
 
 in_both_ways = pytest.mark.parametrize("how", ["flush", "close"])
 
 
 class Slow:
-    """A subscriber that takes a while for each event, until it is let go."""
+    """A subscriber that delivers one event each time it is decided whether a flush or close waits on."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.01
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.buses: list[Bus] = []
+        self.paced = Paced(monkeypatch, self._left)
 
     def __call__(self, event: Any) -> None:
-        sleep(self.seconds)
+        self.paced.wait()
+
+    def _left(self) -> int:
+        return sum(
+            each.queued for bus in self.buses for each in bus.subscriber_costs() if each.name == "slow"
+        )
 
     def make_bus(self, drain_timeout: float) -> Bus:
         """Return a bus that is closed at the end of the test."""
@@ -38,26 +44,29 @@ class Slow:
 
 
 @pytest.fixture
-def slow(no_thread_left: None) -> Iterator[Slow]:
-    """A slow subscriber, which hurries and ends with the test."""
-    slow = Slow()
+def slow(no_thread_left: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+    """A slow subscriber, which is let go at the end of the test."""
+    slow = Slow(monkeypatch)
     yield slow
-    slow.seconds = 0.0
+    slow.paced.let_go()
     for bus in slow.buses:
         bus.close(DEADLINE)
 
 
 @in_both_ways
-def test_it_goes_on_while_less_is_left(slow: Slow, how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_goes_on_while_less_is_left(
+    slow: Slow, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The log says which subscriber is waited for, how many events are left, and at what rate they go."""
-    bus = slow.make_bus(0.1)  # of which ten are enough for 30 events on a busy machine
+    substitute(monkeypatch, "overtime.LONGEST_WAIT", 10_000)
+    bus = slow.make_bus(0.02)
     subscription = bus.subscribe(slow, "after_train_iter", offload="thread", name="slow")
-    emit(bus, 30)
+    emit(bus, 6)
 
     report = getattr(bus, how)()
 
     assert report.complete
-    assert subscription.stats.delivered == 30
+    assert subscription.stats.delivered == 6
     told = [text for text in caplog.messages if text.startswith("waiting for background subscribers")]
     assert "more: slow has " in told[0]
     assert " left and delivers " in told[0]

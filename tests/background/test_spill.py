@@ -14,7 +14,7 @@ import pytest
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, Event, ImageLogged
 from tests.conftest import DEADLINE, Held
-from tests.support.internals import substitute
+from tests.support.internals import close_in_time, substitute
 from tests.support.spilling import (
     SIZE,
     Anything,
@@ -226,7 +226,7 @@ def test_file_does_not_grow_under_a_subscriber_that_stays_behind(
 @sees_open_files
 @pytest.mark.parametrize("end", ["cancel", "close", "error", "stall"])
 def test_end_of_a_subscriber_removes_its_file(
-    held: Held, small_files: Path, end: str, caplog: pytest.LogCaptureFixture
+    held: Held, small_files: Path, end: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However it ends: events that nobody will read take no space, and are accounted for."""
     bus = Bus()
@@ -247,6 +247,7 @@ def test_end_of_a_subscriber_removes_its_file(
     if end == "cancel":
         subscription.cancel()
     elif end == "close":
+        close_in_time(monkeypatch)
         report = bus.close(0.1)
         assert [(s.name, s.queued, s.spilled) for s in report.stats] == [("ends", 1000, 996)]
         assert "closed after 0.1 s; events left undelivered: ends (1000)" in caplog.text

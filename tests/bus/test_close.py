@@ -19,6 +19,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 INTERRUPTED = """
 import os, signal, sys, threading, time
+from eventloop.background import closing
+from eventloop.background.queues import awaited
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
 
@@ -55,6 +57,8 @@ except KeyboardInterrupt:
     interrupted.set()
 while len(seen) < 50:
     time.sleep(0.001)
+closing.monotonic = lambda: 0.0  # so that the log names the timeout, also on a busy machine
+awaited.STUCK_SECONDS = 60.0  # and names no delivery that has become stuck
 for report in bus.close(0.1), bus.close(0.1):
     print(report.complete, report.stats[0].delivered, report.stats[0].queued)
 """

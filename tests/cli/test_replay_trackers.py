@@ -16,6 +16,7 @@ from eventloop.eventlog.undelivered import store_undelivered
 from eventloop.events import AfterRun, BeforeTrain, Event, ScalarsLogged
 from eventloop.events.run import CurrentRun, Run
 from eventloop.writers import EventLogWriter, read_jsonl
+from tests.conftest import DEADLINE
 from tests.writers.otlp_collector import Collector, is_missing
 
 KEY = "s3cr3t"
@@ -190,7 +191,7 @@ def test_a_key_is_not_kept_with_undelivered_events(tmp_path: Path, collector: Co
 
     writer = OpenTelemetryWriter(collector.url, headers={"authorization": KEY}, offload="thread")
     facts = CurrentRun(Run(work_dir=str(tmp_path)))
-    collector.delay = 0.5
+    collector.delay = DEADLINE
     bus = Bus(drain_timeout=0.0)
     store_undelivered(bus, facts, [writer])
     writer.attach(bus, facts)

@@ -19,6 +19,7 @@ from eventloop.commands.messages import Command
 from eventloop.commands.private_directory import create_private
 from eventloop.ownership.acquiring import owning
 from tests.forked import ROOT
+from tests.support.internals import clock_after
 from tests.support.process_support import until
 
 
@@ -74,18 +75,21 @@ def test_a_command_without_answer_is_withdrawn(run: Path) -> None:
 
 def test_a_command_that_is_being_applied_is_not_withdrawn(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for further; then the error says that it will be answered, and where."""
+    claimed = threading.Event()
     monkeypatch.setattr("eventloop.commands.client.PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr("eventloop.commands.client.monotonic", clock_after(claimed.is_set))
     inbox, failures = Inbox(run), list[NoAnswerError]()
 
     def sending() -> None:
         with pytest.raises(NoAnswerError) as error:
-            send(run, "stop", timeout=1.0)
+            send(run, "stop", timeout=0.1)
         failures.append(error.value)
 
     sender = threading.Thread(target=sending)
     sender.start()
     command = received(inbox)
     assert inbox.claim(command.id)
+    claimed.set()
     sender.join(60.0)
 
     (error,) = failures

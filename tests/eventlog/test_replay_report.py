@@ -6,6 +6,7 @@ import os
 import threading
 
 import msgspec
+import pytest
 
 from eventloop import replay
 from eventloop.bus import Bus
@@ -14,6 +15,7 @@ from eventloop.eventlog.replay import Loss
 from eventloop.events import Event, ScalarsLogged
 from tests.conftest import DEADLINE, Held
 from tests.eventlog.conftest import EVENTS, Record
+from tests.support.internals import drain_after
 from tests.support.process_support import until
 
 
@@ -71,7 +73,9 @@ def test_what_a_subscriber_lost_before_is_not_told(record: Record, bus: Bus) -> 
     assert third.lost == {}
 
 
-def test_a_subscriber_that_could_not_be_flushed_is_told(record: Record) -> None:
+def test_a_subscriber_that_could_not_be_flushed_is_told(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has lost no event, and may have written none. The replay waits no longer than the bus's `drain_timeout` for one
     that takes too long."""
     gate = threading.Event()
@@ -80,10 +84,11 @@ def test_a_subscriber_that_could_not_be_flushed_is_told(record: Record) -> None:
         raise OSError(28, "No space left on device")
 
     with Bus(drain_timeout=0.05) as bus:
-        bus.subscribe(lambda event: None, "*", offload="thread", name="full", on_flush=flush)
+        full = bus.subscribe(lambda event: None, "*", offload="thread", name="full", on_flush=flush)
         bus.subscribe(
             lambda event: None, "*", offload="thread", name="hangs", on_flush=lambda: gate.wait(DEADLINE) and None
         )  # fmt: skip
+        drain_after(monkeypatch, lambda: full.account().error)
         report = replay(record(), bus)
         gate.set()
         bus.close(DEADLINE)

@@ -24,8 +24,8 @@ from eventloop.events import AfterTrainIter, Event, ScalarsLogged
 from eventloop.events.run import CurrentRun, Run
 from eventloop.util.text import UnavailableError
 from eventloop.writers import CSVWriter, Writer
-from tests.support.internals import substitute
-from tests.support.trainers import MakeTrainer
+from tests.support.internals import drain_after, substitute
+from tests.support.trainers import DEADLINE, MakeTrainer
 
 WRITER = """
 import json, os, time
@@ -104,7 +104,7 @@ class HeldLines(Writer):
     events = ("after_train_iter",)
     queue = 4
     how = How()
-    go_on = threading.Event()
+    entered, go_on = threading.Event(), threading.Event()
 
     def __init__(self, filename: str | Path) -> None:
         self.filename = filename
@@ -115,7 +115,8 @@ class HeldLines(Writer):
     def write(self, event: Event) -> None:
         at = getattr(event, "iter", -1)
         if at == self.how.hold_at:
-            self.go_on.wait(20.0)
+            self.entered.set()
+            self.go_on.wait(DEADLINE)
         if at == self.how.fails:
             raise self.how.error or OSError("disk full")
         if at == self.how.stops_at:
@@ -129,11 +130,13 @@ class HeldLines(Writer):
 
 
 @pytest.fixture
-def held_lines() -> Iterator[type[HeldLines]]:
-    """A registered writer that is held at the third event, and goes on after the test."""
+def held_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[HeldLines]]:
+    """A registered writer that is held at the third event, for which a run waits, and goes on after the test."""
     WRITERS.register(HeldLines)
     HeldLines.how = How(hold_at=2)
-    HeldLines.go_on.clear()
+    for event in (HeldLines.entered, HeldLines.go_on):
+        event.clear()
+    drain_after(monkeypatch, HeldLines.entered.is_set)
     yield HeldLines
     HeldLines.go_on.set()
     WRITERS.forget(HeldLines.__name__)
@@ -257,7 +260,7 @@ def test_a_continued_delivery_keeps_the_rows_of_the_one_before(
     monkeypatch.setattr(CSVWriter, "batch", 1)
     bus = Bus(drain_timeout=0.1)
     store_undelivered(bus, CurrentRun(Run(work_dir=str(tmp_path), start_iter=2)), [CSVWriter()])
-    bus.subscribe(lambda event: go_on.wait(20.0), ScalarsLogged, offload="thread", name="CSVWriter")
+    bus.subscribe(lambda event: go_on.wait(DEADLINE), ScalarsLogged, offload="thread", name="CSVWriter")
     for step in steps:
         bus.emit(ScalarsLogged(step=step, scalars={"loss": 1.0}))
     bus.close()
@@ -342,14 +345,14 @@ def test_the_events_that_are_left_are_those_of_the_account(overflow: Any, queue:
         seen.append(event.iter)
         if event.iter == 5:
             begun.set()
-            go_on.wait(20.0)
+            go_on.wait(DEADLINE)
 
     bus = Bus(drain_timeout=0.2)
     bus.on_undelivered(lambda name, events: left.update({name: [event.iter for event in events]}))  # type: ignore[attr-defined]
     bus.subscribe(hold, "after_train_iter", offload="thread", name="hold", overflow=overflow, queue=queue)
     for i in range(6):
         bus.emit(AfterTrainIter(iter=i))
-    assert begun.wait(20.0)
+    assert begun.wait(DEADLINE)
     emitted = 5 + min(queue, 40) if overflow == "block" else 50
     for i in range(6, emitted):
         bus.emit(AfterTrainIter(iter=i))
@@ -400,7 +403,7 @@ def test_what_is_not_a_writer_is_kept_too(
 
     @trainer.bus.on("after_train_iter", offload="thread", name="my handler")
     def hold(event: Event) -> None:
-        go_on.wait(20.0)
+        go_on.wait(DEADLINE)
 
     trainer.train()
     trainer.close()
@@ -425,7 +428,7 @@ def test_each_subscriber_has_a_log_of_its_own(make_trainer: MakeTrainer) -> None
     trainer = make_trainer(bus=Bus(drain_timeout=0.1), default_hooks={"checkpoint": None})
     names = ["a b", "a:b", "a_b"]
     for name in names:
-        trainer.bus.subscribe(lambda event: go_on.wait(20.0), TextStep, offload="thread", name=name)
+        trainer.bus.subscribe(lambda event: go_on.wait(DEADLINE), TextStep, offload="thread", name=name)
 
     @trainer.bus.on("after_train_iter")
     def emit(event: Event) -> None:
@@ -456,7 +459,7 @@ def test_an_error_in_keeping_them_ends_no_close(caplog: pytest.LogCaptureFixture
     bus = Bus(drain_timeout=0.1)
     bus.on_undelivered(store)
     for name in ("first", "second"):
-        bus.subscribe(lambda event: go_on.wait(20.0), "after_train_iter", offload="thread", name=name)
+        bus.subscribe(lambda event: go_on.wait(DEADLINE), "after_train_iter", offload="thread", name=name)
     bus.emit(AfterTrainIter())
     try:
         assert not bus.close().ok

@@ -32,7 +32,7 @@ from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
 from eventloop.writers import Writer
 from tests.forked import ROOT, Forked
-from tests.support.internals import substitute
+from tests.support.internals import close_in_time, substitute
 from tests.support.process_support import until
 from tests.support.saving import Gate, no_thread_while_it_starts
 from tests.support.trainers import DEADLINE, MakeTrainer, Stuck, collect, event_name
@@ -57,6 +57,12 @@ class Kept(Writer):
 
     def close(self) -> None:
         self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log names the time of a close, which is longer on a busy machine."""
+    close_in_time(monkeypatch)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from threading import Semaphore
 
 import pytest
 
@@ -16,6 +15,8 @@ from eventloop.background.overtime import AFTER_SIGNAL, Deadline
 from eventloop.events import AfterTrainIter, Event
 from eventloop.interrupt import graceful_interrupt
 from eventloop.writers import Writer
+from tests.support.internals import substitute
+from tests.support.paced import Paced
 from tests.support.process_support import until
 from tests.support.signals import Heard, send
 from tests.support.trainers import DEADLINE, MakeTrainer
@@ -25,32 +26,27 @@ class Slow(Writer):
     """Writes one event each time it is decided whether the end of the run waits on."""
 
     events = (AfterTrainIter,)
+    paced: Paced
 
     def __init__(self) -> None:
-        self.let = Semaphore(0)
         self.written = 0
 
     def write(self, event: Event) -> None:
-        assert self.let.acquire(timeout=DEADLINE)
+        self.paced.wait()
         self.written += 1
 
 
 class Ending:
     """A trainer of six iterations with a slow writer, and what is decided at the end of its run."""
 
-    def __init__(self, make_trainer: MakeTrainer) -> None:
+    def __init__(self, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.writer = Slow()
         self.trainer: Trainer = make_trainer(
             writers=[self.writer], bus=Bus(drain_timeout=0.02), default_hooks={"checkpoint": None}
         )
         self.decided: list[bool] = []
         self.meanwhile: Callable[[], object] = lambda: None
-
-    def deliver(self) -> None:
-        """Have one event delivered, if there is one."""
-        if left := self._left():
-            self.writer.let.release()
-            until(lambda: self._left() < left)
+        self.writer.paced = Paced(monkeypatch, self._left)
 
     def _left(self) -> int:
         return next(each.queued for each in self.trainer.bus.subscriber_costs() if each.name == "Slow")
@@ -61,23 +57,23 @@ def ending(
     no_thread_left: None, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Ending]:
     """The writer is let go at the end of the test."""
-    ending, make_progress = Ending(make_trainer), Deadline.make_progress
+    ending = Ending(make_trainer, monkeypatch)
+    make_progress = Deadline.make_progress
 
     def decide(deadline: Deadline) -> bool:
-        ending.deliver()
         ending.meanwhile()
         ending.decided.append(make_progress(deadline))
         return ending.decided[-1]
 
     monkeypatch.setattr(Deadline, "make_progress", decide)
+    substitute(monkeypatch, "overtime.LONGEST_WAIT", 10_000)  # as a busy machine may take long to deliver
     yield ending
-    ending.writer.let.release(1000)
+    ending.writer.paced.let_go()
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_it_is_waited_for_while_it_delivers(ending: Ending, fails: bool) -> None:
     """Nothing is left although its time was over several times, also after an error, which closes the writers."""
-    ending.trainer.bus.drain_timeout = 0.2  # of which it waits ten times at most: enough on a busy machine
     if fails:
         ending.trainer.bus.subscribe(lambda event: 1 / 0, "after_train_epoch", start=1)
 
@@ -140,7 +136,7 @@ def in_the_final_wait(ending: Ending, *do: Callable[[], object]) -> threading.Th
             for each in do[1:]:
                 each()
         finally:
-            ending.writer.let.release(1000)
+            ending.writer.paced.let_go()
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from time import monotonic
 
 import pytest
 
@@ -95,3 +96,25 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float], *modu
     """Give these modules a clock of the test in place of `perf_counter`."""
     for module in modules:
         substitute(monkeypatch, f"{module}.perf_counter", clock)
+
+
+def clock_after(condition: Callable[[], object]) -> Callable[[], float]:
+    """Return a clock that stands still until a condition holds, however busy the machine is until then."""
+    began, since = monotonic(), list[float]()
+
+    def now() -> float:
+        if not since and condition():
+            since.append(monotonic())
+        return began + (monotonic() - since[0] if since else 0.0)
+
+    return now
+
+
+def drain_after(monkeypatch: pytest.MonkeyPatch, condition: Callable[[], object]) -> None:
+    """Let the time of a flush or close begin when a condition holds."""
+    substitute(monkeypatch, "overtime.monotonic", clock_after(condition))
+
+
+def close_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the log say of each close that it took its timeout, also if a busy machine has made it longer."""
+    substitute(monkeypatch, "closing.monotonic", lambda: 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +15,7 @@ from eventloop.writers import JSONLWriter
 from tests.support.internals import substitute
 from tests.support.saving import Writes
 from tests.support.trainers import MakeTrainer, batches
+from tests.support.waited_for import WaitedFor
 
 SLOW = 0.15
 """The seconds that the disk, or a subscriber, takes for one thing."""
@@ -59,9 +59,15 @@ def parts(costs: RunCosts) -> float:
 
 
 @pytest.fixture
-def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def waited_for(monkeypatch: pytest.MonkeyPatch) -> WaitedFor:
+    """Work that takes its time while the training thread waits for it."""
+    return WaitedFor(monkeypatch)
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch, waited_for: WaitedFor) -> None:
     """A disk that takes its time for each checkpoint, with room for one."""
-    Writes.of_hooks(monkeypatch, lambda path: time.sleep(SLOW))
+    Writes.of_hooks(monkeypatch, lambda path: waited_for.take(SLOW))
     substitute(monkeypatch, "saver.QUEUE_BYTES", 0)
 
 
@@ -97,19 +103,21 @@ def test_the_end_of_a_run_waits_for_its_last_checkpoint(make_trainer: MakeTraine
     assert parts(costs) < seconds
 
 
-def test_a_subscriber_that_blocks_is_waited_for_by_name(make_trainer: MakeTrainer) -> None:
+def test_a_subscriber_that_blocks_is_waited_for_by_name(
+    make_trainer: MakeTrainer, waited_for: WaitedFor
+) -> None:
     """The wait is in no handler, and the hooks phase is without it."""
     trainer = make_trainer(max_epochs=1, train_loader=batches(8))
     trainer.bus.subscribe(
-        lambda event: time.sleep(SLOW), "after_train_iter",
+        lambda event: waited_for.take(SLOW), "after_train_iter",
         offload="thread", overflow="block", queue=1, name="slow upload",
     )  # fmt: skip
 
     costs, seconds = train(trainer)
 
     row = waited(costs, "background")
-    assert {wait.name for wait in costs.waits if wait.seconds > 0.1 * row} == {"slow upload"}
-    assert 0.5 * 8 * SLOW < row < seconds
+    named = sum(wait.seconds for wait in costs.waits if wait.name == "slow upload")
+    assert 8 * SLOW < named <= row < seconds
     assert waited(costs, "background", "iterations") == pytest.approx(costs.phases.background)
     assert costs.phases.background > 3 * SLOW
     assert costs.phases.hooks < seconds - row
@@ -117,10 +125,12 @@ def test_a_subscriber_that_blocks_is_waited_for_by_name(make_trainer: MakeTraine
 
 
 @pytest.mark.parametrize("event", ["after_backward", "after_train_iter", "after_val_epoch"])
-def test_a_flush_in_a_handler_waits_for_the_background(make_trainer: MakeTrainer, event: str) -> None:
+def test_a_flush_in_a_handler_waits_for_the_background(
+    make_trainer: MakeTrainer, waited_for: WaitedFor, event: str
+) -> None:
     """It is taken out of the handler, of those around it, and of the phase or evaluation that it belongs to."""
     trainer = make_trainer(max_epochs=1, val_loader=batches(2))
-    trainer.bus.subscribe(lambda event: time.sleep(SLOW), event, offload="thread", name="slow")
+    trainer.bus.subscribe(lambda event: waited_for.take(SLOW), event, offload="thread", name="slow")
 
     def flush(trainer: Trainer, event: Any) -> None:
         trainer.bus.flush()
@@ -142,17 +152,16 @@ def test_a_flush_in_a_handler_waits_for_the_background(make_trainer: MakeTrainer
     assert parts(costs) < seconds
 
 
-def test_the_end_of_a_run_waits_for_the_background(make_trainer: MakeTrainer) -> None:
+def test_the_end_of_a_run_waits_for_the_background(make_trainer: MakeTrainer, waited_for: WaitedFor) -> None:
     """For the subscriber that delivers last, by name."""
     trainer = make_trainer()
-    trainer.bus.subscribe(lambda event: time.sleep(2 * SLOW), "after_run", offload="thread", name="slow")
+    trainer.bus.subscribe(lambda event: waited_for.take(SLOW), "after_run", offload="thread", name="slow")
     trainer.bus.subscribe(lambda event: None, "after_run", offload="thread", name="quick")
     costs, seconds = train(trainer)
 
     row = waited(costs, "background", "end")
     named = sum(wait.seconds for wait in costs.waits if wait.name == "slow")
     assert SLOW < named <= row < seconds
-    assert named > 0.5 * row
     assert parts(costs) < seconds
 
 
@@ -169,25 +178,21 @@ def test_a_run_that_does_not_wait_counts_no_wait(make_trainer: MakeTrainer) -> N
     assert [wait for place, wait in found if place != "end"] == []
 
 
-def test_the_iteration_times_have_the_waits(make_trainer: MakeTrainer) -> None:
+def test_the_iteration_times_have_the_waits(make_trainer: MakeTrainer, waited_for: WaitedFor) -> None:
     """A step that was held up took as long as it was held up: in the maximum, and in the mean."""
     trainer = make_trainer(max_epochs=1, train_loader=batches(8))
-    slept: list[float] = []
-
-    def sleep(event: Any) -> None:
-        began = perf_counter()
-        time.sleep(SLOW)
-        slept.append(perf_counter() - began)
 
     def flush(trainer: Trainer, event: Any) -> None:
         if event.iter == 4:
             trainer.bus.flush()
 
-    trainer.bus.subscribe(sleep, "after_train_iter", offload="thread", start=4, once=True)
+    trainer.bus.subscribe(
+        lambda event: waited_for.take(SLOW), "after_train_iter", offload="thread", start=4, once=True
+    )
     trainer.bus.subscribe(flush, "after_train_iter")
 
     costs, _ = train(trainer)
 
-    assert costs.iteration.max > 0.5 * slept[0]
+    assert costs.iteration.max > SLOW
     assert costs.iteration.mean * 8 == pytest.approx(costs.phases.wall)
-    assert costs.phases.background / costs.phases.wall > 0.3
+    assert SLOW < costs.phases.background < costs.phases.wall

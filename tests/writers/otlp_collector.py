@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
-from time import sleep
 from typing import Any
 
 from eventloop.writers import OpenTelemetryWriter
@@ -34,6 +33,7 @@ class Collector:
         self.headers: list[dict[str, str]] = []
         self.status = 200
         self.delay = delay
+        self.delayed, self.go_on = threading.Event(), threading.Event()
         self.judge: Callable[[str, Any, int], int] = lambda path, message, size: self.status
         self.answer: Callable[[str, Any], bytes] = lambda path, message: b""
         collector = self
@@ -46,7 +46,9 @@ class Collector:
                 status = collector.judge(self.path, message, len(body))
                 if status == 200:
                     collector.messages[self.path].append(message)
-                sleep(collector.delay)
+                if collector.delay:
+                    collector.delayed.set()
+                    collector.go_on.wait(collector.delay)
                 try:
                     self.send_response(status)
                     if status == 302:
@@ -67,6 +69,7 @@ class Collector:
         self._thread.start()
 
     def close(self) -> None:
+        self.go_on.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

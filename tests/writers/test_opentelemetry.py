@@ -16,7 +16,8 @@ from eventloop.events import (
 )
 from eventloop.events.run import Run
 from eventloop.writers import EventLogWriter, OpenTelemetryWriter
-from tests.support.internals import substitute
+from tests.conftest import DEADLINE
+from tests.support.internals import drain_after, substitute
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 from tests.writers.otlp_collector import KEY, Collector, is_missing, make
 
@@ -164,7 +165,8 @@ def test_a_collector_that_hangs_is_named_with_its_error(
     collector.status = 503
     emit(bus, *train(2))
 
-    collector.delay = 2.0
+    collector.delay = DEADLINE
+    drain_after(monkeypatch, collector.delayed.is_set)
     assert not bus.flush(0.1)
 
     waiting = (
@@ -172,6 +174,7 @@ def test_a_collector_that_hangs_is_named_with_its_error(
         "answered 503 Service Unavailable), for which 1 event waits; `eventloop replay "
     )
     assert waiting in account(bus).error
+    collector.go_on.set()
 
 
 @pytest.mark.parametrize("offload", ["thread", "process"])
