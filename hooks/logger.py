@@ -163,7 +163,7 @@ class LoggerHook(TunableInterval, Hook):
             or trainer.metrics.crowded
             or event.iter + 1 == event.max_iters
             or (
-                trainer.batch_idx + trainer.counting.batches == trainer.position.length
+                trainer.position.batches + trainer.counting.batches == trainer.position.length
                 and self._is_tail(event)
             )
         ):

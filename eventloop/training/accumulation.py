@@ -160,7 +160,7 @@ class Accumulation:
             if self.postpones_reduction(trainer):
                 raise RuntimeError(
                     f"expected {trainer.position.length} batches, the length of the train loader, got "
-                    f"{trainer.batch_idx + self.count}: FSDP2 reduces the gradients of an update in its last "
+                    f"{trainer.position.batches + self.count}: FSDP2 reduces the gradients of an update in its last "
                     'batch, so with unit="update" give a loader whose length is right, or none'
                 )
             self.rescale(trainer.model)
