@@ -80,7 +80,7 @@ class LoopSteps(LoopTrainer):
 
     @property
     def batch_idx(self) -> int:
-        """The index of the current batch in its pass over the loader; between two iterations, of the next one.
+        """The index of the current batch in its pass over the loader; at a boundary of the next one.
 
         With `unit="update"` it counts the batches within an update too.
         """
