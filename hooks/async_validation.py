@@ -148,7 +148,7 @@ class AsyncValidationHook(Hook):
 
 def _save_initial_weights(trainer: Trainer, event: BeforeTrain) -> None:
     """Save a checkpoint to be validated before the first iteration, unless the run was resumed from it."""
-    if trainer.iter == 0:
+    if trainer.iter == 0 and trainer.state.resumed_from is None:
         next(hook for hook in checkpoint_hooks(trainer) if hook.interval > 0).save_now(trainer)
 
 
