@@ -134,7 +134,7 @@ def test_resume_and_rollback_continue_it(make_trainer: MakeTrainer, tmp_path: Pa
 class Asserts(torch.optim.SGD):
     """An optimizer that asserts its closure."""
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         assert closure is not None, "give a closure"
         return super().step(closure)
 
@@ -143,7 +143,7 @@ class Raises(torch.optim.SGD):
     """An optimizer that raises an error without a closure, as AliG of pytorch_optimizer."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         loss = None
         if closure is None:
             raise ValueError("give a closure")
@@ -156,7 +156,7 @@ class Raises(torch.optim.SGD):
 class Calls(torch.optim.SGD):
     """An optimizer that changes the weights, and then calls its closure unseen."""
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             torch._foreach_add_([p.data for p in group["params"]], 0.01)
         loss = closure()
@@ -167,7 +167,7 @@ class Calls(torch.optim.SGD):
 class Either(torch.optim.SGD):
     """An optimizer as most are: with a closure it calls it."""
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -179,7 +179,7 @@ class Either(torch.optim.SGD):
 class Passes(torch.optim.SGD):
     """An optimizer that refuses a closure, or passes on what it was given."""
 
-    def step(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+    def step(self, *args: Any, **options: Any) -> Any:
         assert not args, "no closure"
         return super().step(*args, **options)
 
