@@ -43,7 +43,8 @@ class AsyncValidationHook(Hook):
     is one, and validates with it. Its metrics are logged under "val" at the step of the checkpoint, and
     `CheckpointHook(save_best=...)`, `EarlyStoppingHook` and `ReduceLROnPlateau` get them in the order of the
     checkpoints, at the end of the iteration in which they come. The training validates nothing itself:
-    `val_interval` has no effect. A checkpoint that waits for its metrics is not removed.
+    `val_interval` has no effect, and with `val_before_train=True` a checkpoint of iteration 0 is saved, and
+    validated. A checkpoint that waits for its metrics is not removed.
 
     A child that is killed is started again. A child that fails is reported once, and the training goes on.
     Its output is in `evaluator/output.log` in the run's directory.
@@ -78,8 +79,8 @@ class AsyncValidationHook(Hook):
         """Refuse a trainer without validations or checkpoints, and leave the validations to the child.
 
         Raises:
-            ValueError: there is no `val_loader`, no `CheckpointHook` with an interval, a validation before
-                the training, or another engine's loop drives the trainer.
+            ValueError: there is no `val_loader`, no `CheckpointHook` with an interval, or another engine's
+                loop drives the trainer.
         """
         if trainer.host:
             raise ValueError(
@@ -93,12 +94,9 @@ class AsyncValidationHook(Hook):
                 "AsyncValidationHook validates checkpoints, and no CheckpointHook saves any: give one an "
                 "interval, such as CheckpointHook(interval=1)"
             )
-        if trainer.schedule.after(0, 0):
-            raise ValueError(
-                "AsyncValidationHook validates checkpoints, and a run has no checkpoint before its first "
-                "iteration: expected val_before_train=False, got True"
-            )
         if not trainer.fast_dev_run:  # which validates at its end, and shows that a validation works
+            if trainer.schedule.after(0, 0):
+                trainer.bus.subscribe(_save_initial_weights, BeforeTrain, priority=Priority.LOWEST)
             trainer.schedule = Never()
             trainer.ownership.each_second.append(self._poll)
 
@@ -146,6 +144,12 @@ class AsyncValidationHook(Hook):
         process, self._process = self._process, None
         if process is not None:
             process.end()
+
+
+def _save_initial_weights(trainer: Trainer, event: BeforeTrain) -> None:
+    """Save a checkpoint to be validated before the first iteration, unless the run was resumed from it."""
+    if trainer.iter == 0 and trainer.state.resumed_from is None:
+        next(hook for hook in checkpoint_hooks(trainer) if hook.interval > 0).save_now(trainer)
 
 
 def _waiting(trainer: Trainer) -> list[str]:

@@ -459,7 +459,7 @@ class CheckpointHook(TunableInterval, Hook):
 
     def _name_now(self, trainer: Trainer) -> str:
         """Return the name of a checkpoint between two iterations."""
-        whole_epochs = bool(self._by_epoch) and trainer.batch_idx == 0
+        whole_epochs = bool(self._by_epoch) and trainer.position.batches == 0
         return self._name(trainer.epoch if whole_epochs else trainer.iter, by_epoch=whole_epochs)
 
     def _name(self, number: int, *, by_epoch: bool) -> str:

@@ -164,7 +164,7 @@ class LoggerHook(TunableInterval, Hook):
             or trainer.metrics.crowded
             or event.iter + 1 == event.max_iters
             or (
-                trainer.batch_idx + trainer.counting.batches == trainer.position.length
+                trainer.position.batches + trainer.counting.batches == trainer.position.length
                 and self._is_tail(event.batch_idx, event.max_epochs)
             )
         ):
@@ -174,7 +174,7 @@ class LoggerHook(TunableInterval, Hook):
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
         """Log the metrics that are left of an epoch whose loader has no length: its end is known only now."""
-        done = trainer.counting.iterations(trainer.batch_idx)
+        done = trainer.counting.iterations(trainer.position.batches)
         if trainer.position.length is None and done and self._is_tail(done - 1, event.max_epochs):
             self._log_rest(trainer)
 

@@ -258,11 +258,11 @@ class ParamSchedulerHook(Hook):
 
     def _warn_at_second_batch(self, trainer: Trainer, first_epoch: int, texts: list[str]) -> None:
         """Log the warnings when an epoch has a second batch; with one batch, iterations equal epochs."""
-        if trainer.batch_idx == 0 and trainer.epoch == first_epoch:
+        if trainer.position.batches == 0 and trainer.epoch == first_epoch:
             return
         self._each_iter = [step for step in self._each_iter if step is not self._warning]
         self._warned = True
-        if trainer.batch_idx > 0:
+        if trainer.position.batches > 0:
             for text in texts:
                 logger.warning(text)
 

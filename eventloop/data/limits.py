@@ -127,6 +127,8 @@ class Counting:
         """The batches of an iteration; the last one of a pass over the loader may have fewer."""
         self.batches = 1
         """The batches of the current iteration, by which its end moves the position in the loader."""
+        self.before = 0
+        """The batches of the current iteration before its current one."""
         self.accumulator: Accumulator | None = None
         """The hook that runs backward on each batch, if an iteration has several; else None."""
 
@@ -143,6 +145,7 @@ class Counting:
         """
         most = self.batches_per_iter
         self.batches = left if left is not None and 0 < left < most else most
+        self.before = 0
         accumulator.begin_update()
 
 

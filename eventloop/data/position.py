@@ -50,6 +50,8 @@ class LoaderPosition:
         self._passes = 0  # number of passes opened
         self.length: int | None = None
         """The number of batches of the current pass, if it is known."""
+        self.batches = 0
+        """The number of batches of the current pass before the current iteration, or the next one."""
         self._opened_with: dict[str, Any] = {}
         # states of a checkpoint, kept until the loader is opened
         self._own: dict[str, Mapping[str, Any]] = {}
@@ -81,21 +83,21 @@ class LoaderPosition:
         trainer = self._trainer
         if not trainer.by_epoch:
             return trainer.iter >= (trainer.max_iters or 0)
-        return self.length is not None and trainer.batch_idx >= self.length
+        return self.length is not None and self.batches >= self.length
 
     @property
     def left(self) -> int | None:
         """Return the number of batches that the pass has left; None if its length is not known."""
-        return None if self.length is None else self.length - self._trainer.batch_idx
+        return None if self.length is None else self.length - self.batches
 
     @property
     def passed(self) -> int:
         """Return the number of batches since the first one of the run, those skipped included."""
-        return self._passed + self._trainer.batch_idx
+        return self._passed + self.batches
 
     def batches_of(self, iterations: int) -> int:
         """Return the number of batches in the last iterations, of which a pass's last one may have fewer."""
-        counting, here, length = self._trainer.counting, self._trainer.batch_idx, self.length
+        counting, here, length = self._trainer.counting, self.batches, self.length
         most, each = counting.batches_per_iter, counting.iterations(length)
         if most == 1 or not length or not each:
             return iterations * most
@@ -108,7 +110,7 @@ class LoaderPosition:
     def end_pass(self) -> None:
         """Begin the next epoch at batch 0."""
         self._passed = self.passed
-        self._trainer.batch_idx = self.evaluated = 0
+        self.batches = self.evaluated = 0
 
     def skip_one(self) -> None:
         """Count a batch that a rollback skips."""
@@ -122,12 +124,12 @@ class LoaderPosition:
 
     def go_on(self) -> None:
         """Let the next `open` continue the current pass, if a stop has interrupted it."""
-        self._resuming = self._trainer.batch_idx > 0
+        self._resuming = self.batches > 0
 
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Open a pass over the train loader, and return its batches, after a resume only the rest."""
         self.length = self._trainer.limits.length("train", loader)
-        skip = self.skipped = self._trainer.batch_idx if self._resuming else 0
+        skip = self.skipped = self.batches if self._resuming else 0
         self._resuming = False
         self._restore_own(loader, opening=not skip)
         self._rewind(loader, skip)
@@ -139,7 +141,7 @@ class LoaderPosition:
             self._loader_state = None
         if not skip:
             self._passed = self.passed
-            self._trainer.batch_idx = self._short = 0
+            self.batches = self._short = 0
             self._passes += 1
         self._seed_sampler(loader, self._passes - 1)
         if not skip:
@@ -197,7 +199,7 @@ class LoaderPosition:
             TypeError: the loader's own state contains values that could not be loaded with
                 `weights_only=True`.
         """
-        now = self._trainer.batch_idx
+        now = self.batches
         counting = self._trainer.counting
         batch_idx = {"": now, "iter": now + counting.batches, "epoch": 0}[within]
         loader = self._loader_state
@@ -220,13 +222,12 @@ class LoaderPosition:
 
     def snapshot(self) -> Callable[[], None]:
         """Return a function that restores the present position, and the generators of the loaders."""
-        attributes, batch_idx = dict(vars(self)), self._trainer.batch_idx
+        attributes = dict(vars(self))
         loaders = [self._trainer.loader, *self._evaluated_on().values()]
         generators = [(loader, generator_states(loader)) for loader in loaders]
 
         def restore() -> None:
             vars(self).update(attributes)
-            self._trainer.batch_idx = batch_idx
             for loader, states in generators:
                 set_generators(loader, states)
 
@@ -237,17 +238,17 @@ class LoaderPosition:
 
         A malformed state of a generator raises the error of the generator.
         """
-        self._trainer.batch_idx = int(state["batch_idx"])
+        self.batches = int(state["batch_idx"])
         self._samples, self._short = state.get("samples"), 0
         self._passes = int(state["passes"])
-        self._passed = int(state.get("passed", 0)) - self._trainer.batch_idx
+        self._passed = int(state.get("passed", 0)) - self.batches
         self.to_skip = int(state.get("to_skip", 0))
         self._opened_with = dict(state["opened_with"])
         self._opened_at = None
         self._own = {"generators": state["generators"], "samplers": state["samplers"]}
         self._loader_state = state.get("loader", {})
         self.evaluated = int(state["evaluated"])
-        self._resuming = self._trainer.batch_idx > 0
+        self._resuming = self.batches > 0
         if self._opened_with:  # a malformed state is refused now, not when the pass is opened
             set_random_state(self._trainer.loader, self._opened_with)
         if self._trainer.loader is not None:  # an evaluation before the next pass may draw from them
@@ -292,19 +293,19 @@ class LoaderPosition:
         Returns:
             Where the pass continues, for the log; "" at the beginning of a pass.
         """
-        trainer, step, samples = self._trainer, self._samples_of_step(loader), self._samples
-        if not trainer.batch_idx:
+        step, samples = self._samples_of_step(loader), self._samples
+        if not self.batches:
             return ""
         if same_data and step and samples:
-            if samples == trainer.batch_idx * step:
+            if samples == self.batches * step:
                 return "the steps have the same samples"
-            rest = rest_of(loader, samples, trainer.data_ranks)
-            trainer.batch_idx = max(1, len(loader) - len(rest))
-            self._short = trainer.batch_idx * step - samples
+            rest = rest_of(loader, samples, self._trainer.data_ranks)
+            self.batches = max(1, len(loader) - len(rest))
+            self._short = self.batches * step - samples
             return f"the pass continues after {samples} of its samples, with {step} samples in a step"
         if lengths is not None:
-            trainer.batch_idx = trainer.batch_idx * lengths[1] // max(lengths[0], 1)
-            self._resuming = trainer.batch_idx > 0
+            self.batches = self.batches * lengths[1] // max(lengths[0], 1)
+            self._resuming = self.batches > 0
         return (
             "the pass continues after the same fraction of its batches: samples may come twice, or not at all"
         )
@@ -320,7 +321,7 @@ class LoaderPosition:
             self._opened_with["samplers"] = {}
         if begins_again:
             self._passes -= self._resuming
-            self._trainer.batch_idx, self._resuming = 0, False
+            self.batches, self._resuming = 0, False
             self._loader_state, self._opened_with = None, {}
 
 
@@ -345,6 +346,7 @@ def batches_of_update(
             counting.batches = done
             return
         trainer.batch, trainer.outputs = to_device(batch, trainer.device), None
+        counting.before = done
         clock.charge("data", perf_counter() - clock.excluded - began)
         accumulator.begin_batch(trainer)
         yield trainer.batch

@@ -50,7 +50,6 @@ class TrainerParts(Protocol):
     test_loader: Iterable[Any] | None
     iter: int
     epoch: int
-    batch_idx: int
     batch: Any
     outputs: Any
     passing: Any

@@ -6,7 +6,6 @@ optimizers, or None.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,6 +18,7 @@ from eventloop.state.rollback import Rollback
 from eventloop.state.schema import check_alike, read_as, refusing
 from eventloop.state.sharded import is_dtensor, part_of
 from eventloop.util.errors import CheckpointError
+from eventloop.util.functions import needs_argument
 
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
 logger = logging.getLogger("eventloop")
@@ -149,7 +149,8 @@ def check_parameters(
 def refuse_closures(optimizer: Any) -> None:
     """Refuse optimizers whose step computes the loss again by a closure, which the optimizer hook has not.
 
-    They are those whose `step` needs an argument, such as LBFGS, and those with SAM's two steps.
+    They are those whose `step` needs an argument, such as LBFGS, or by its source refuses None for it, and
+    those with SAM's two steps.
 
     Raises:
         TypeError: see above; the message has the train step to write.
@@ -157,16 +158,16 @@ def refuse_closures(optimizer: Any) -> None:
     for name, each in named_values("optimizer", optimizer):
         if not isinstance(each, torch.optim.Optimizer):
             continue
-        closure = [*inspect.signature(type(each).step).parameters.values()][1:2]
         # SAM expects the gradients of a first pass, which LBFGS computes itself
         first = "closure(); " if hasattr(each, "first_step") and hasattr(each, "second_step") else ""
-        if first or (closure and closure[0].default is closure[0].empty):
+        hint = "" if first else "  # one that needs gradients: loss = closure(), and then the step"
+        if first or needs_argument(type(each).step):
             raise TypeError(
                 f"{name}: {type(each).__name__}.step computes the loss again by a closure, and the optimizer "
                 "hook calls step() without one: pass train_step=train_step in place of loss_fn (val_step=... "
                 "says what a validation reports), and "
                 f"default_hooks=dict(optimizer=None), with{_BY_CLOSURE}\n"
-                f"      loss = {first}trainer.optimizer.step(closure)\n"
+                f"      loss = {first}trainer.optimizer.step(closure){hint}\n"
                 "      return loss.detach()"
             )
 

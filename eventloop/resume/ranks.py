@@ -121,27 +121,44 @@ def state_of_rank(
     meta, others = checkpoint["meta"], checkpoint.get("ranks")
     first = RankState(checkpoint["rng"], meta["position"], remembered=checkpoint.get(KEY, {}))
     saved = len(others) if isinstance(others, list) else meta["settings"]["run"].get("world_size")
+    parts = dict(enumerate(others)) if isinstance(others, list) else others or {}
     if others is None and saved != 1 and world_size > 1:
-        return first._replace(
-            inexact="it has the random state and the loader position of rank 0 alone: every rank continues "
-            "with them"
-        )
-    inexact = ""
-    if saved not in (None, world_size):
-        inexact = (
-            f"it was saved by {saved} ranks, and this run has {world_size}: random numbers differ from here "
-            "on"
-        )
+        return first._replace(inexact=_of_rank_0(first.remembered))
+    inexact = "" if saved in (None, world_size) else _of_other_ranks(saved, world_size)
     if rank == 0:
         own_part = others.get(0) if isinstance(others, Mapping) else None  # of ranks that save together
+        inexact += _left_out(parts, world_size)
         return first._replace(inexact=inexact, buffers={} if own_part is None else own_part["buffers"])
-    parts = dict(enumerate(others)) if isinstance(others, list) else others or {}
     if (part := parts.get(rank)) is not None:
         return RankState(part["rng"], part["position"], inexact, part["buffers"], part.get(KEY, {}))
     own = {"opened_with": random_state(loader), "generators": {}, "loader": {}}
     return RankState(
         None, {**meta["position"], **own}, f"{inexact}; rank {rank} continues with its own random state"
     )
+
+
+def _of_rank_0(remembered: Iterable[str]) -> str:
+    also = f", and the remembered states {_quoted(remembered)}," if remembered else ""
+    own = f"the random state and the loader position{also} of rank 0 alone"
+    return f"it has {own}: every rank continues with them"
+
+
+def _of_other_ranks(saved: int, world_size: int) -> str:
+    return f"it was saved by {saved} ranks, and this run has {world_size}: random numbers differ from here on"
+
+
+def _left_out(parts: Mapping[int, Mapping[str, Any] | None], world_size: int) -> str:
+    """Return the end of a text that names the remembered states of ranks that this run does not have."""
+    states = [
+        f"{_quoted(part[KEY])} of rank {rank}"
+        for rank, part in parts.items()
+        if rank >= world_size and part is not None and part.get(KEY)
+    ]
+    return f"; no rank gets the remembered states {', '.join(states)}" if states else ""
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def position_changes(

@@ -158,9 +158,10 @@ class Accumulation:
         self.resume_exchange()
         if self.count < self.divisor:  # a loader of unknown length ended within it
             if self.postpones_reduction(trainer):
+                position = trainer.position
                 raise RuntimeError(
-                    f"expected {trainer.position.length} batches, the length of the train loader, got "
-                    f"{trainer.batch_idx + self.count}: FSDP2 reduces the gradients of an update in its last "
+                    f"expected {position.length} batches, the length of the train loader, got "
+                    f"{position.batches + self.count}: FSDP2 reduces the gradients of an update in its last "
                     'batch, so with unit="update" give a loader whose length is right, or none'
                 )
             self.rescale(trainer.model)

@@ -65,7 +65,6 @@ class LoopSteps(LoopTrainer):
 
     iter: int
     epoch: int
-    batch_idx: int
     passing: Pass | None
     within: Within
     begun: Begin | None = None
@@ -78,6 +77,18 @@ class LoopSteps(LoopTrainer):
     """The parts of the run that have begun and not ended, outermost first: the name and the open scopes."""
     _evaluated: tuple[EvalScope, EpochScope]
     """The scopes of the evaluation that `begin_val` began last."""
+
+    @property
+    def batch_idx(self) -> int:
+        """The index of the current batch in its pass over the loader; at a boundary of the next one.
+
+        With `unit="update"` it counts the batches within an update too.
+        """
+        return self.position.batches + self.counting.before
+
+    @batch_idx.setter
+    def batch_idx(self, index: int) -> None:
+        self.position.batches, self.counting.before = index, 0
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)  # those of a mixin
@@ -137,7 +148,7 @@ class LoopSteps(LoopTrainer):
         self.clock.end_data()
         self.metrics.in_iteration = True
         try:
-            self.announce(BeforeTrainIter, batch_idx=self.batch_idx // self.counting.batches_per_iter)
+            self.announce(BeforeTrainIter, batch_idx=self.position.batches // self.counting.batches_per_iter)
         except SkipIteration:
             self._skip_batch()
             return False
@@ -157,10 +168,10 @@ class LoopSteps(LoopTrainer):
 
     def _skip_batch(self) -> None:
         self.clock.skip()
-        self.batch_idx += 1
+        self.position.batches += 1
         self.metrics.in_iteration = False
         if self.by_epoch and self.passing is not None:
-            self.passing.stops(-(-self.batch_idx // self.counting.batches_per_iter))
+            self.passing.stops(-(-self.position.batches // self.counting.batches_per_iter))
 
     def end_iter(self, outputs: Any) -> bool:
         """End an iteration: emit `after_train_iter`, at which an optimizer hook makes its step, and count it.
@@ -178,7 +189,7 @@ class LoopSteps(LoopTrainer):
         if not self.steps_in_hook:
             self.within = "iter"
         try:
-            self.announce(AfterTrainIter, batch_idx=self.batch_idx // self.counting.batches_per_iter)
+            self.announce(AfterTrainIter, batch_idx=self.position.batches // self.counting.batches_per_iter)
         except BaseException:
             if self.within:  # the step was made: a run that goes on must not repeat it
                 self.completed_iteration()
@@ -186,7 +197,7 @@ class LoopSteps(LoopTrainer):
         self.completed_iteration()
         self.bus.poll(self)
         self.clock.end()
-        self.passing.stops(-(-self.batch_idx // self.counting.batches_per_iter), trained=True)
+        self.passing.stops(-(-self.position.batches // self.counting.batches_per_iter), trained=True)
         self.clock.begin()
         return self.stopping
 
@@ -198,7 +209,7 @@ class LoopSteps(LoopTrainer):
         """
         scopes = self._begun("epoch")
         if self.passing is not None:
-            self.passing.end(self.batch_idx)
+            self.passing.end(self.position.batches)
         scopes.close()
 
     def begin_val(self, mode: Evaluate = "val") -> None:
@@ -260,7 +271,8 @@ class LoopSteps(LoopTrainer):
         metrics = self.metrics
         self.within = ""
         self.iter = metrics.iter = self.iter + 1
-        self.batch_idx += self.counting.batches
+        self.position.batches += self.counting.batches
+        self.counting.before = 0
         metrics.in_iteration = False
         self.position.evaluated = 0
 

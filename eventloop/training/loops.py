@@ -41,7 +41,7 @@ class TrainLoop:
         trainer.commands.begin_training()
         total = (trainer.max_epochs if trainer.by_epoch else trainer.max_iters) or 0
         trainer.monitored.sanity_check(validates=self._schedule.validates(total))
-        if not (trainer.by_epoch and trainer.batch_idx):
+        if not (trainer.by_epoch and trainer.position.batches):
             self._warn_if_done()
             self._evaluate()  # those due at the start, or when the checkpoint was taken
         while not self._finished():
@@ -122,7 +122,7 @@ class TrainLoop:
             if ends:
                 self._exit_pass(reading)
                 return
-        passing.end(counting.iterations(trainer.batch_idx) or 0)
+        passing.end(counting.iterations(trainer.position.batches) or 0)
 
     def _skip(self, reading: Iterator[Any]) -> bool:
         """Skip the batches that a rollback leaves out; return whether a stop ends the epoch meanwhile."""

@@ -307,7 +307,7 @@ class EpochScope(Scope):
         goes_on = reason not in (ERROR, LEFT) and not trainer.stops.goes_back
         if goes_on and trainer.position.at_end:
             reason = COMPLETED  # a request to stop in its last iteration
-        trainer.passing = None
+        trainer.passing, trainer.counting.before = None, 0  # also after an error within an update
         trainer.clock.end_pass()
         trainer.within = "epoch" if reason == COMPLETED else ""
         try:

@@ -222,7 +222,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         if max_epochs is not None and (length := self.limits.length("train", train_loader)) is not None:
             self.max_iters = max_epochs * length
         self.rank, self.world_size, self.data_ranks = find_ranks(data_ranks, self.model, train_loader)
-        self.iter = self.epoch = self.batch_idx = 0
+        self.iter = self.epoch = 0
         self.batch: Any = None
         self.outputs: Any = None
         self.checkpoint: dict[str, Any] | None = None

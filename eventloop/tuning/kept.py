@@ -40,6 +40,7 @@ def trial(undo: Undo, trainer: TrainerParts, loader: Iterable[Any]) -> Iterable[
             undo.step(_save_extra_states(module))
     save_fields(undo, trainer)
     undo.attributes(trainer, "bus", "clock", "within")
+    undo.attributes(trainer.counting, "batches", "before")
     alone = apart(undo, loader)
     bus = Bus()
     undo.step(bus.close)

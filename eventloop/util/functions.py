@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
+import textwrap
 from collections.abc import Callable
+
+_GIVEN = ("{0}", "{0} is not None", "callable({0})")
+"""The conditions, as source, that None does not meet."""
+_MISSING = ("not {0}", "{0} is None", "not callable({0})")
 
 
 def handler_name(fn: Callable[..., object]) -> str:
@@ -81,3 +87,42 @@ def check_call(what: str, fn: object, *parameters: str) -> None:
         raise TypeError(
             f"{what} is called with {expected}, but the signature is {handler_name(fn)}{signature}: {error}"
         ) from error
+
+
+def needs_argument(method: Callable[..., object]) -> bool:
+    """Return whether a method of a class needs its first argument, also if that has a default.
+
+    By its source it does if it asserts that there is an argument, raises an error without it, or calls the
+    argument and never tests it. The signature alone decides for PyTorch's methods, and without source.
+    """
+    method = inspect.unwrap(method)
+    parameter = next(iter([*inspect.signature(method).parameters.values()][1:]), None)
+    if parameter is None or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        return False
+    if parameter.default is parameter.empty:
+        return True
+    if method.__module__.startswith("torch."):
+        return False
+    try:
+        source = ast.parse(textwrap.dedent(inspect.getsource(method)))
+    except (OSError, SyntaxError):
+        return False
+    nodes = [*ast.walk(source)]
+    return any(_refuses_none(node, parameter.name) for node in nodes) or _only_called(nodes, parameter.name)
+
+
+def _refuses_none(node: ast.AST, name: str) -> bool:
+    """Return whether a statement raises an error if the variable `name` is None."""
+    if isinstance(node, ast.Assert):
+        return ast.unparse(node.test) in [each.format(name) for each in _GIVEN]
+    if isinstance(node, ast.If):
+        tests = [each.format(name) for each in _MISSING]
+        return ast.unparse(node.test) in tests and isinstance(node.body[-1], ast.Raise)
+    return False
+
+
+def _only_called(nodes: list[ast.AST], name: str) -> bool:
+    """Return whether the variable `name` is called, and is read nowhere else."""
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    reads = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
+    return bool(reads) and all(id(node) in called for node in reads)

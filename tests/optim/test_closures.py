@@ -129,3 +129,103 @@ def test_resume_and_rollback_continue_it(make_trainer: MakeTrainer, tmp_path: Pa
     assert len(losses) > 6
     for trainer in (back, resumed):
         assert same(trainer.model.state_dict(), whole.model.state_dict())
+
+
+class Asserts(torch.optim.SGD):
+    """An optimizer that asserts its closure."""
+
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None, "give a closure"
+        return super().step(closure)
+
+
+class Raises(torch.optim.SGD):
+    """An optimizer that raises an error without a closure, as AliG of pytorch_optimizer."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is None:
+            raise ValueError("give a closure")
+        with torch.enable_grad():
+            loss = closure()
+        super().step()
+        return loss
+
+
+class Calls(torch.optim.SGD):
+    """An optimizer that changes the weights, and then calls its closure unseen."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            torch._foreach_add_([p.data for p in group["params"]], 0.01)
+        loss = closure()
+        super().step()
+        return loss
+
+
+class Either(torch.optim.SGD):
+    """An optimizer as most are: with a closure it calls it."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        super().step()
+        return loss
+
+
+class Passes(torch.optim.SGD):
+    """An optimizer that refuses a closure, or passes on what it was given."""
+
+    def step(self, *args: Any, **options: Any) -> Any:
+        assert not args, "no closure"
+        return super().step(*args, **options)
+
+
+def trained(make_trainer: MakeTrainer, kind: type[torch.optim.SGD], **changes: Any) -> Any:
+    """Return the weights that an optimizer trains."""
+    model = tiny_model()
+    make_trainer(model=model, optimizer=kind(model.parameters(), lr=0.1), writers=[], **changes).train()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("kind", [Asserts, Raises, Calls])
+def test_a_step_that_needs_its_closure_by_its_source_is_refused(
+    make_trainer: MakeTrainer, kind: type[torch.optim.SGD]
+) -> None:
+    """The trainer is not built, though the signature has None for the closure, and no weight changes."""
+    model = tiny_model()
+    message = rf"optimizer: {kind.__name__}\.step computes the loss again by a closure"
+    with pytest.raises(TypeError, match=message):
+        make_trainer(model=model, optimizer=kind(model.parameters(), lr=0.1))
+
+    assert same(model.state_dict(), tiny_model().state_dict())
+
+
+@pytest.mark.parametrize("kind", [Asserts, Raises])
+def test_the_step_of_the_error_serves_these(
+    make_trainer: MakeTrainer, tmp_path: Path, kind: type[torch.optim.SGD]
+) -> None:
+    """With the train step that the error message shows they train as plain SGD."""
+    model = tiny_model()
+    with pytest.raises(TypeError, match="by a closure") as refused:
+        make_trainer(model=model, optimizer=kind(model.parameters(), lr=0.1))
+    shown = {"train_step": step_of(refused.value), "default_hooks": {"optimizer": None}}
+
+    assert same(
+        trained(make_trainer, kind, work_dir=tmp_path / "closure", **shown),
+        trained(make_trainer, torch.optim.SGD, work_dir=tmp_path / "plain"),
+    )
+
+
+@pytest.mark.parametrize("kind", [Either, Passes])
+def test_a_step_that_may_have_a_closure_is_no_other(
+    make_trainer: MakeTrainer, tmp_path: Path, kind: type[torch.optim.SGD]
+) -> None:
+    """The optimizer hook steps it, as plain SGD."""
+    assert same(
+        trained(make_trainer, kind, work_dir=tmp_path / "either"),
+        trained(make_trainer, torch.optim.SGD, work_dir=tmp_path / "plain"),
+    )

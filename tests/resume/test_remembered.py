@@ -282,3 +282,45 @@ def test_each_rank_has_its_own(tmp_path: Path, sharded: bool) -> None:
     said: list[Any] = run_ranks(f"sharded = {sharded}\n{RANKS}", tmp_path)
 
     assert said == [[2.0, 3.0], [104.0, 106.0]]
+
+
+FEWER = """
+import logging
+lines = []
+handler = logging.Handler()
+handler.emit = lambda record: lines.append(record.getMessage())
+logging.getLogger("eventloop").addHandler(handler)
+
+first, _ = build()
+first.train()
+first.close()
+dist.barrier()
+dist.destroy_process_group()
+if rank < 2:
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}_2", rank=rank, world_size=2)
+    second, seen = build()
+    second.resume("epoch_3", changed={"world_size": "apply"})
+    second.close()
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps({"seen": seen[0].item(), "lines": [line for line in lines if "remembered" in line]}))
+else:
+    print("{}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
+def test_states_of_ranks_that_are_gone_are_named(tmp_path: Path, sharded: bool) -> None:
+    """On fewer ranks each has its own state again, and the log of the first one names those that no rank gets."""
+    program = f"sharded = {sharded}\n{RANKS[: RANKS.index('first, _')]}{FEWER}"
+    program = program.replace("world_size=2)\n\ndef", "world_size=3)\n\ndef").replace(
+        '"cpu", (2,)', '"cpu", (dist.get_world_size(),)'
+    )
+    first, second, _ = run_ranks(program, tmp_path, ranks=3)
+
+    assert (first["seen"], second["seen"]) == (3.0, 106.0)
+    (line,) = first["lines"]
+    assert "saved by 3 ranks, and this run has 2: " in line
+    assert "; no rank gets the remembered states 'seen' of rank 2" in line
+    assert second["lines"] == []

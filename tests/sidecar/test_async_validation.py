@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import re
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from eventloop import Trainer
+from eventloop.checkpoint import load_checkpoint
 from eventloop.commands.record import NAME, read_record
 from eventloop.evaluation.schedule import Never
 from eventloop.hooks import AsyncValidationHook, CheckpointHook, EMAHook
@@ -23,7 +25,8 @@ from eventloop.hooks.checkpoint import CheckpointHook as Saves
 from eventloop.sidecar.child import EvaluatorProcess
 from eventloop.writers.jsonl import read_jsonl
 from tests.sidecar.jobs import BUILD, EPOCHS, build, build_aside, build_both, build_both_aside
-from tests.support.trainers import DEADLINE, MakeTrainer, batches, collect
+from tests.support.interrupted import assert_same
+from tests.support.trainers import DEADLINE, MakeTrainer, batches, collect, shuffled
 
 torch.set_num_threads(1)
 
@@ -41,12 +44,12 @@ def validations(trainer: Trainer) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_run_is_the_same_with_it(tmp_path: Path) -> None:
-    """Weights are to the bit those of a run without validations, metrics those of validations within, and the best
-    checkpoint is the same; each checkpoint counts once, in order."""
+    """Weights are to the bit those of a run without validations, metrics those of validations within, before the training
+    too, and the best checkpoint is the same; each checkpoint counts once, in order."""
     plain, within, aside = (
         build(tmp_path / "plain"),
-        build(tmp_path / "within"),
-        build_aside(tmp_path / "aside"),
+        build(tmp_path / "within", val_before_train=True),
+        build_aside(tmp_path / "aside", val_before_train=True),
     )
     plain.schedule = Never()
     came = collect(aside, "checkpoint_evaluated")
@@ -57,7 +60,7 @@ def test_a_run_is_the_same_with_it(tmp_path: Path) -> None:
 
     assert weights(aside) == weights(plain)
     assert validations(aside) == validations(within)
-    assert [event.epoch for event in came] == [*range(1, EPOCHS + 1)]
+    assert [event.epoch for event in came] == [*range(EPOCHS + 1)]
     best = [next(hook for hook in each.hooks if isinstance(hook, Saves)).best for each in (within, aside)]
     assert best[0] == best[1]
 
@@ -194,6 +197,25 @@ def test_the_training_does_not_validate(make_trainer: MakeTrainer) -> None:
     assert seen == []
 
 
+def test_initial_weights_are_saved_for_their_validation(make_trainer: MakeTrainer) -> None:
+    """With `val_before_train=True` there is a checkpoint of iteration 0; a run resumed from it saves it no second time,
+    and ends with the same weights."""
+    changes = {"train_loader": shuffled(2), "val_before_train": True}
+    trainer = aside(make_trainer, AsyncValidationHook(None, wait=0), **changes)
+    initial = dict(copy.deepcopy(trainer.model.state_dict()))
+    trainer.train()
+    resumed = aside(
+        make_trainer, AsyncValidationHook(None, wait=0), **{**changes, "train_loader": shuffled(2)}
+    )
+    resumed.resume("epoch_0")
+    saved = collect(resumed, "checkpoint_saved")
+    resumed.train()
+
+    assert_same(load_checkpoint(trainer.work_dir / "epoch_0")["state_dict"], initial)
+    assert [Path(event.path).name for event in saved] == ["epoch_1", "epoch_2"]
+    assert weights(resumed) == weights(trainer)
+
+
 def test_a_dev_run_validates_within(make_trainer: MakeTrainer) -> None:
     """`fast_dev_run` starts no evaluator, and validates at its end to show that it works."""
     trainer = aside(make_trainer, AsyncValidationHook(BUILD), fast_dev_run=True)
@@ -225,7 +247,6 @@ def test_the_wait_at_the_end_is_bounded(make_trainer: MakeTrainer, caplog: pytes
             {"hooks": [CheckpointHook(), AsyncValidationHook(None)]},
             r"validates checkpoints, and no CheckpointHook sav",
         ),
-        ({"val_before_train": True}, "expected val_before_train=False, got True"),
     ],
 )
 def test_trainers_it_refuses(make_trainer: MakeTrainer, changes: dict[str, Any], match: str) -> None:

@@ -66,6 +66,11 @@ def trained(trainer: Trainer) -> Trainer:
     return trainer
 
 
+def by_index(trainer: Trainer, batch: Any) -> torch.Tensor:
+    """Return a loss that depends on the index of the batch in its pass."""
+    return F.cross_entropy(trainer.model(batch[0]), batch[1]) * (1 + trainer.batch_idx)
+
+
 def by_hand(count: int, epochs: int, length: int, clip: float | None = None) -> torch.nn.Module:
     """Train as timm and Transformers do: each epoch ends with a step, of the batches that are left."""
     model = tiny_model()
@@ -195,6 +200,37 @@ def test_events_are_those_of_an_update(make_trainer: MakeTrainer) -> None:
     assert trainer.facts.run.iters_per_epoch == 2
 
 
+@pytest.mark.parametrize("loop", ["train", "hand-written"])
+def test_batch_idx_is_that_of_the_batch(make_trainer: MakeTrainer, loop: str) -> None:
+    """Within an update `trainer.batch_idx` counts on, so it is the place of `trainer.batch` in its pass."""
+    loader = batches(5)
+    seen: list[tuple[str, int, float]] = []
+
+    def note(trainer: Trainer, name: str) -> None:
+        seen.append((name, trainer.batch_idx, trainer.batch[0][0, 0].item()))
+
+    def step(trainer: Trainer, batch: Any) -> torch.Tensor:
+        note(trainer, "step")
+        return F.cross_entropy(trainer.model(batch[0]), batch[1])
+
+    trainer = make_trainer(train_loader=loader, train_step=step, unit="update", **options())
+    trainer.bus.subscribe(lambda trainer, event: note(trainer, "backward"), "after_backward")
+    trainer.bus.subscribe(lambda trainer, event: note(trainer, "end"), "after_train_iter")
+    if loop == "train":
+        trainer.train()
+    else:
+        for _ in trainer.epochs():
+            for batch in trainer.batches(loader):
+                trainer.outputs = {"loss": step(trainer, batch)}
+
+    expected: list[tuple[str, int, float]] = []
+    for index, (inputs, _) in enumerate(loader):
+        place = index, inputs[0, 0].item()
+        expected += [("step", *place), ("backward", *place)]
+        expected += [("end", *place)] if index in (2, 4) else []
+    assert seen == expected * 2
+
+
 def test_logged_numbers_are_means_over_the_batches(make_trainer: MakeTrainer) -> None:
     """The loss and other numbers that the step returns are averaged, over the batches that return them."""
     notes = Notes()
@@ -268,6 +304,7 @@ def test_resume_continues_bitwise(
         model = tiny_model()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         changes = options(unit="update", model=model, optimizer=optimizer, train_loader=shuffled(5))
+        changes["train_step"] = by_index
         changes["default_hooks"]["checkpoint"] = {"interval": 1, "by_epoch": False}
         length = {"max_epochs": 4} if by_epoch else {"max_iters": 8}
         changes |= {**length, "hooks": [EMAHook()], "work_dir": tmp_path / name}
