@@ -119,6 +119,7 @@ def test_every_chart_is_drawn_and_nothing_is_loaded(number: int, opened: Open, r
         "() => [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)"
     )
     assert titles
+    assert not shown.page.get_by_text("could not draw").is_visible()
     shown.page.locator("figure[aria-label=grad_norm] .updatemenu-button", has_text="log").click(force=True)
     chart = "document.querySelector('[aria-label=grad_norm] .plotly-graph-div')"
     shown.wait(f"() => {chart}.layout.yaxis.type === 'log'")
@@ -165,6 +166,20 @@ def test_a_browser_that_runs_no_scripts(browser: Browser, runs: list[Path], tmp_
     assert page.get_by_role("cell", name="OptimizerHook.after_train_iter").first.is_visible()
     page.get_by_text("As a table").nth(1).click()  # that of the curves is the first
     assert page.get_by_role("cell", name="JSONLWriter: dropped").is_visible()
+    context.close()
+
+
+def test_a_browser_that_cannot_draw(browser: Browser, runs: list[Path], tmp_path: Path) -> None:
+    """A sentence says so, above the tables, if plotly.js is of a syntax that the browser does not know."""
+    assert report(*runs, "--html", tmp_path / "page.html") == 0
+    source = (tmp_path / "page.html").read_text("utf-8")
+    (tmp_path / "page.html").write_text(source.replace('"use strict";', "of a later year;", 1), "utf-8")
+    context = browser.new_context(offline=True)
+    page = context.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+
+    assert page.get_by_text("This browser could not draw every chart; the tables say the same.").is_visible()
+    assert page.get_by_role("cell", name="OptimizerHook.after_train_iter").first.is_visible()
     context.close()
 
 

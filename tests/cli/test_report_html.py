@@ -107,7 +107,8 @@ def drawn(figure: Any) -> dict[str, Any]:
 
 
 def test_one_file_that_needs_no_other(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """plotly.js is in it, once; no tag has an address; the policy forbids to load; an older page is replaced."""
+    """plotly.js is in it, once, and the page has at most 1.5 MB; no tag has an address; the policy forbids to load; an
+    older page is replaced."""
     (tmp_path / "page.html").write_text("<!doctype html>old")
 
     page = write(tmp_path, run)
@@ -117,6 +118,7 @@ def test_one_file_that_needs_no_other(run: Path, tmp_path: Path, capsys: pytest.
     assert re.fullmatch(r"eventloop: \S+/page\.html is written, \d\.\d MB\n", said.err)
     assert page.addresses == ["data:,"]
     assert sum("plotly.js v" in script[:100] for script in page.scripts) == 1
+    assert (tmp_path / "page.html").stat().st_size <= 1.5e6
     source = (tmp_path / "page.html").read_text("utf-8")
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', source)
     assert policy is not None
@@ -310,7 +312,7 @@ def test_what_comes_from_a_run_is_escaped(tmp_path: Path) -> None:
     assert not {"img", "b"} & {*page.tags}
     assert page.text.count(NASTY) >= 8
     charts = [script for script in page.scripts if "Plotly.newPlot(" in script[:500]]
-    assert len(charts) == len(page.scripts) - 1
+    assert len(charts) == len(page.scripts) - 2  # plotly.js, and what shows that a chart failed
     assert not any("<script" in script or "<img" in script or "alert(1)</" in script for script in charts)
     assert any(r"\u0026lt;\u002fscript\u0026gt;" in s or r"&lt;\u002fscript&gt;" in s for s in charts)
 

@@ -1,6 +1,6 @@
 """Draw reports as one HTML page with charts.
 
-The page contains plotly.js and loads nothing from the network.
+The page contains what it needs of plotly.js and loads nothing from the network.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from eventloop.reporting.comparison import compare
 from eventloop.reporting.facts import labels, missed
 from eventloop.reporting.page.elements import folded, remarks, table_html
 from eventloop.reporting.page.head import about, head, heads
+from eventloop.reporting.page.plotly_js import with_traces
 from eventloop.reporting.report import Report
 from eventloop.reporting.run_tables import (
     COMMANDS,
@@ -49,6 +50,12 @@ POLICY = (
 UNUSED = ["select2d", "lasso2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toggleSpikelines"]
 CONFIG = {"displaylogo": False, "responsive": True, "showSendToCloud": False, "plotlyServerURL": ""}
 CONFIG |= {"modeBarButtonsToRemove": UNUSED}
+ON_ERROR = 'addEventListener("error",function(){document.documentElement.className="undrawn"})'
+"""The script that shows the remark on charts, if one fails, as all do in a browser too old for plotly.js."""
+NO_CHARTS = (
+    "<noscript><p>The charts need JavaScript; the tables say the same.</p></noscript>"
+    '<p class="undrawn advice">This browser could not draw every chart; the tables say the same.</p>'
+)
 
 
 def check_plotly() -> None:
@@ -67,7 +74,7 @@ def is_page(path: Path) -> bool:
 
 
 def as_page(reports: Sequence[Report]) -> str:
-    """Return the whole page as text, about 5 MB, most of it plotly.js.
+    """Return the whole page as text, usually 1.3 MB, most of it plotly.js.
 
     All text from the runs is escaped, and the page's content security policy forbids it to load anything.
 
@@ -86,9 +93,10 @@ def as_page(reports: Sequence[Report]) -> str:
         f'{MARK.decode()}<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">',
-        f"<title>{escape(title)}</title><style>{_style()}</style><script>{get_plotlyjs()}</script></head><body>",
+        f"<title>{escape(title)}</title><style>{_style()}</style>",
+        f"<script>{ON_ERROR}</script><script>{with_traces(get_plotlyjs())}</script></head><body>",
         head(runs[0]) if len(runs) == 1 else heads(runs),
-        "<noscript><p>The charts need JavaScript; the tables say the same.</p></noscript>",
+        NO_CHARTS,
         *_sections(runs),
         *map(about, runs),
         f"<footer>{made}</footer></body></html>",
