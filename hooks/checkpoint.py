@@ -16,7 +16,7 @@ from eventloop.checkpoint.retention.pending import Saves, all_failed
 from eventloop.checkpoint.retention.retention import Retention
 from eventloop.checkpoint.retention.run_directory import (
     add_resume_note,
-    compare_with_directory,
+    reconcile,
     remove_surplus,
     where_to_resume,
 )
@@ -226,9 +226,7 @@ class CheckpointHook(TunableInterval, Hook):
         self._validated.clear()
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Check the directory and the state, and save the best checkpoints that are due already.
-
-        They are those of validations before the first iteration, and those that a kill has prevented.
+        """Check the directory and the state; save best checkpoints that an earlier validation left due.
 
         Raises:
             TypeError, OSError: a part of the state cannot be saved; ranks do not share the directory.
@@ -244,9 +242,7 @@ class CheckpointHook(TunableInterval, Hook):
         if self._overlap and (self._interval > 0 or self._watched):  # it will save within the training
             trainer.copying.watch()
         state, commands = trainer.state, trainer.commands.recorded
-        decided_by_rank_0(
-            lambda: compare_with_directory(self.retention, self.directory, trainer.iter, state, commands)
-        )
+        decided_by_rank_0(lambda: reconcile(self.retention, self.directory, trainer.iter, state, commands))
         last = self.retention.last
         if self._same_metrics and last is not None and last[1] == trainer.iter:
             # after a kill, some best checkpoints of one validation may be missing

@@ -213,7 +213,7 @@ class PreciseBN(Hook):
         return {"missed": list(self._missed)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved state; if a pass was cut short, it is made when training begins.
+        """Load a saved state. If a stop had cut a pass short, `before_train` makes that pass again.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.

@@ -145,7 +145,10 @@ def as_pixels(name: str, image: Any, max_images: int = 16) -> torch.Tensor:
 
 
 def _as_tensor(name: str, image: Any) -> tuple[torch.Tensor, bool]:
-    """Return the image as a tensor, and whether its channels come first if both layouts fit its shape."""
+    """Convert an image to a tensor; also return whether its channels come first if the shape leaves it open.
+
+    They do in a tensor, and not in a NumPy array.
+    """
     if isinstance(image, np.ndarray) and image.dtype.kind in "biuf":
         # copied: torch takes no negative strides (image[..., ::-1]) and no read-only memory
         return torch.from_numpy(np.array(image, order="C")), False

@@ -134,7 +134,7 @@ class NotifyWriter(TimedWriter):
         self._warned = set[Address]()
         self._lock = threading.Lock()  # held while a message is sent
         self._moves = False  # whether iterations are to come: the run has begun, and is not paused
-        self._quiet = 0  # how many ticks have passed since the last iteration
+        self._idle_ticks = 0  # ticks of `_watch` since the last event or message, without pauses
         self._closed = threading.Event()
         if self._hang_after is not None:
             BackgroundThread(
@@ -148,14 +148,14 @@ class NotifyWriter(TimedWriter):
         failed = []
         for when, event in events:
             with self._lock:
-                if why := self._receive(when, event):
-                    failed.append(BadEvent(event_name(type(event)), "", why, reported=True))
+                if why := self._handle(when, event):
+                    failed.append(BadEvent(event_name(type(event)), field="", why=why, reported=True))
         if failed:
             raise NotTaken(failed, of=len(events))
 
-    def _receive(self, when: float, event: Event) -> str:
+    def _handle(self, when: float, event: Event) -> str:
         """Send the message of an event, if it has one; return why addresses have not taken it."""
-        self._quiet = 0
+        self._idle_ticks = 0
         self._progress.receive(when, event)
         match event:
             case BeforeRun() | AfterTrainIter() | CommandApplied(command="go"):
@@ -187,7 +187,7 @@ class NotifyWriter(TimedWriter):
         self._sent.append(monotonic())
         failed = send_to_all(self._addresses, message, self._timeout)
         self._held_back.clear()
-        self._quiet = 0  # the iterations that ended meanwhile are still in the queue
+        self._idle_ticks = 0  # the iterations that ended meanwhile are still in the queue
         for address, why in failed:
             if address not in self._warned:
                 self._warned.add(address)
@@ -208,7 +208,7 @@ class NotifyWriter(TimedWriter):
         """
         while not self._closed.wait(hang_after / TICKS):
             with self._lock:
-                self._quiet += self._moves
-                if self._quiet == AT_LEAST and not self._hold_back("no_progress"):
+                self._idle_ticks += self._moves
+                if self._idle_ticks == AT_LEAST and not self._hold_back("no_progress"):
                     self._send(self._texts.of_hang(hang_after, self._held_back))
-                    self._quiet = AT_LEAST  # one message, until an event comes
+                    self._idle_ticks = AT_LEAST  # one message, until an event comes

@@ -58,7 +58,7 @@ def refuse_password(argument: str, uri: object, remedy: str) -> None:
 
 
 def secrets_of(uri: str) -> list[str]:
-    """Return the password in a URI, and its parameters such as `?password=` and `?api_key=`, as written."""
+    """Return the secrets in a URI, as written: the password, and values of parameters such as `?api_key=`."""
     try:
         parts = urlsplit(uri)
         pairs = (pair.partition("=") for pair in parts.query.split("&"))

@@ -108,9 +108,9 @@ def in_dataset_order(
         return ranks[0].outputs if data_ranks == 1 else whole
     if data_ranks != 1:
         _warn_if_alike(ranks)
-    numbers: dict[tuple[Any, ...], int] = {}  # of the data sets, by the first rank that has each
+    data_sets: dict[tuple[Any, ...], int] = {}  # a number for each, in the order of the ranks
     order = [
-        (numbers.setdefault(share.data_set, len(numbers)), index)
+        (data_sets.setdefault(share.data_set, len(data_sets)), index)
         for share in ranks
         for index in share.indices or ()
     ]

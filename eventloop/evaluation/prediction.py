@@ -156,7 +156,7 @@ class Stream:
         self._trainer, self._recorded = trainer, recorded
         self._errors: list[Exception] = []  # of a function; the first ends the subscription
         subscriptions: list[Subscription] = []
-        undo.step(_cancel, subscriptions)
+        undo.step(_cancel, subscriptions)  # first, so that an interrupt at any line leaves none behind
         subscriptions.append(_subscribe(trainer, to, self._errors))
         self._subscription = subscriptions[0]
         assert self._subscription.subscriber is not None

@@ -346,7 +346,7 @@ class EventStorage:
         counts = self.in_iteration and self.mode == "train" and threading.get_ident() == self.entered_in
         with self.device_reads.clocked() if counts and self._readings.waits(fresh) else nullcontext():
             self._readings.read_with(fresh)
-        self._rows[self._appended :] = fresh  # without those that could not be read
+        self._rows[self._appended :] = fresh  # `read_with` has removed rows that it could not read
         self._appended = len(self._rows)
 
     def _put(self, names: tuple[str, ...], values: list[Scalar], smooth: bool, cur_iter: int | None) -> None:

@@ -47,7 +47,7 @@ def merge_ranks(file: TraceFile) -> MergedRanks:
         raise ValueError(f"{file.path} and the windows of the other ranks have no iteration in common")
     shifts = clock_shifts([{i: own[i].together for i in shared} for own in iterations])
     slow = _slow_rank([[own[i].phases for i in shared] for own in iterations])
-    return MergedRanks(_merged(traces, shifts, slow), len(traces), slow)
+    return MergedRanks(_merge(traces, shifts, slow), len(traces), slow)
 
 
 def _read_all(file: TraceFile) -> list[Json]:
@@ -151,7 +151,11 @@ def _slow_rank(ranks: Sequence[Sequence[Phases]]) -> Straggler | None:
     return lasting_slow_rank([summed(windows[at : at + size]) for at in range(0, len(windows), size)])
 
 
-def _merged(traces: Sequence[Json], shifts: Sequence[float], slow: Straggler | None) -> Json:
+def _merge(traces: Sequence[Json], shifts: Sequence[float], slow: Straggler | None) -> Json:
+    """Merge the traces of all ranks into one, on the clock of rank 0, which begins at 0.
+
+    The events of `traces` are changed in place. Those of type "M" are metadata, without a time.
+    """
     origin = min(_begin(trace) + shift for trace, shift in zip(traces, shifts, strict=True))
     events = []
     for rank, (trace, shift) in enumerate(zip(traces, shifts, strict=True)):

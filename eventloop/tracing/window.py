@@ -63,7 +63,13 @@ class TracedPhases:
         self._times: dict[int, float] = {}
 
     def begin(self, iterations: int) -> None:
-        """Record the data phase, and begin the forward phase; called after `before_train_iter`."""
+        """Record the data phase, and the time at which the forward phase begins.
+
+        The step clock calls it after `before_train_iter`.
+
+        Args:
+            iterations: the completed iterations, which the device clock gets.
+        """
         if self.inner is not None:
             self.inner.begin(iterations)
         clock, now = self._trainer.clock, perf_counter()

@@ -44,7 +44,7 @@ class Counters:
         ):
             yield ForeignCall(f"counters.{event}", (event,), fn, Priority.HIGHEST)
         # after the optimizer's step
-        yield ForeignCall("counters.after_train_iter", ("after_train_iter",), self._iterated, 45)
+        yield ForeignCall("counters.after_train_iter", ("after_train_iter",), self._after_train_iter, 45)
         for event in ("after_val", "after_test"):
             end = partial(self._evaluate, False)
             yield ForeignCall(f"counters.{event}", (event,), end, Priority.LOWEST)
@@ -85,18 +85,21 @@ class Counters:
     def _stepped(self, trainer: Any, event: Any) -> None:
         self._steps += 1
 
-    def _iterated(self, trainer: Any, event: Any) -> None:
-        """Copy the number of optimizer steps and the iteration's numbers, without waiting for the device."""
+    def _after_train_iter(self, trainer: Any, event: Any) -> None:
+        """Update Lightning's counters and metrics after an iteration, without waiting for the device.
+
+        A number also has its bare name if no validation reports it.
+        """
         self._move(trainer, event)
         outputs = trainer.outputs if isinstance(trainer.outputs, Mapping) else {}
         for name, value in single_numbers(outputs).items():
             number = torch.as_tensor(value)
-            self._metrics({f"train/{name}": number} | ({} if trainer.val_loader else {name: number}))
+            self._update_metrics({f"train/{name}": number} | ({} if trainer.val_loader else {name: number}))
 
     def _results(self, trainer: Any, event: Any) -> None:
-        self._metrics({name: torch.tensor(value) for name, value in event.metrics.items()})
+        self._update_metrics({name: torch.tensor(value) for name, value in event.metrics.items()})
 
-    def _metrics(self, numbers: Mapping[str, torch.Tensor]) -> None:
+    def _update_metrics(self, numbers: Mapping[str, torch.Tensor]) -> None:
         for each in ("_callback_metrics", "_logged_metrics"):
             getattr(self._native._logger_connector, each).update(numbers)
 

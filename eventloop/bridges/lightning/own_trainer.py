@@ -85,19 +85,24 @@ class OwnTrainer:
             callback.on_exception(self.native, self.module, trainer.failure)
 
     def _epoch_end(self, callback: Any) -> ForeignCall:
-        """Return the subscription of `on_train_epoch_end`, which in Lightning follows the validation."""
-        waits = False
+        """Return the subscription of `on_train_epoch_end`, which in Lightning follows the epoch's validation.
+
+        It is called at the end of an epoch that has no validation, and at the end of the training if the
+        validation never came.
+        """
+        pending = False
 
         def epoch_end(trainer: Any, event: Any) -> None:
-            nonlocal waits
+            nonlocal pending
             if isinstance(event, BeforeTrain):
-                waits = resumes_evaluation(trainer)
+                pending = resumes_evaluation(trainer)
                 return
             ends = isinstance(event, AfterTrainEpoch)
-            waits = waits or ends
-            if not waits or (ends and event.reason == COMPLETED and validates_next(trainer)):
+            pending = pending or ends
+            if not pending or (ends and event.reason == COMPLETED and validates_next(trainer)):
                 return
-            waits, self.native.training = False, True
+            pending = False
+            self.native.training = True
             callback.on_train_epoch_end(self.native, self.module)
             self._apply_stop(callback, trainer)
 

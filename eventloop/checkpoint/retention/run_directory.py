@@ -32,7 +32,7 @@ class ResumeState(Protocol):
     def directories(self) -> list[Path]: ...
 
 
-def compare_with_directory(
+def reconcile(
     retention: Retention, directory: Path, iteration: int, state: ResumeState, commands: Sequence[Applied]
 ) -> None:
     """Compare a hook's record with the directory when training begins, and record where the run goes on.

@@ -1,4 +1,6 @@
-"""Define a running save: its job, the copy of the state, and the promise of the result.
+"""Define a running save: its job, the copy of the state and its encoding, and the promise of the result.
+
+`serialize` encodes a whole state, `sharded.encode` the part of one rank.
 
 The saver makes one for each save, and its threads fill it in.
 """
