@@ -16,7 +16,7 @@ from tests.faults.updates import end_of
 from tests.forked import ROOT, Forked
 from tests.support.interrupted import assert_same
 
-KILLS = 6
+KILLS = 4
 BUSY = 4
 """Processes that keep the CPUs busy meanwhile."""
 MOST = 60.0
