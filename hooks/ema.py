@@ -66,6 +66,7 @@ class EMAHook(Hook):
     One update follows each iteration in which an optimizer of the trainer made a step. Iterations that only
     accumulate gradients, or whose step was skipped, do not count. Without such an optimizer every iteration
     counts. The average starts as a copy at the first update; until then the model itself is evaluated.
+    docs/recipes.md has the handler for an average that begins with the initial weights.
 
     Training always uses the model's own weights, also after an evaluation that failed or was interrupted. An
     evaluation needs memory for one more copy of the weights. A checkpoint's `state_dict` is the average, so a

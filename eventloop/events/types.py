@@ -209,19 +209,19 @@ class AfterTrainIter(_IterEvent, kw_only=True):
 
 
 class BeforeValIter(_ValIter, kw_only=True):
-    """A validation batch is on the device; `loader` is the prefix of its metrics, the name of a loader."""
+    """A validation batch is on the device; `loader` names its loader if there are several (`NAME/loss`)."""
 
 
 class AfterValIter(_ValIter, kw_only=True):
-    """A validation batch was run; `loader` is the prefix of its metrics, the name of a loader."""
+    """A validation batch was run; `loader` names its loader if there are several (`NAME/loss`)."""
 
 
 class BeforeTestIter(_TestIter, kw_only=True):
-    """A test batch is on the device; `loader` is the prefix of its metrics, the name of a loader."""
+    """A test batch is on the device; `loader` names its loader if there are several (`NAME/loss`)."""
 
 
 class AfterTestIter(_TestIter, kw_only=True):
-    """A test batch was run; `loader` is the prefix of its metrics, the name of a loader."""
+    """A test batch was run; `loader` names its loader if there are several (`NAME/loss`)."""
 
 
 class BeforePredictIter(_PredictIter, kw_only=True):

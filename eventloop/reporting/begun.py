@@ -18,7 +18,7 @@ from eventloop.reporting.report import Report
 from eventloop.reporting.tables import Table
 from eventloop.util.formatting import value_text
 
-BRIEF = ("options", "scores")
+BRIEF = ("begun", "model", "options", "scores")
 """The facts that the short text shows, on a line each."""
 NOTES = 5
 """The largest number of notes among the facts."""

@@ -37,7 +37,12 @@ class Evaluations(LoopTrainer):
 
     @knowing_calls
     def val(self) -> dict[str, float]:
-        """Validate once and return the metrics."""
+        """Validate once and return the metrics.
+
+        Called by a handler of `after_train_iter` it runs within that iteration: `iter` of its events is the
+        one of the iteration, while a validation of the schedule comes after it, and has the next one. Both
+        are logged, and saved, at the same step, the number of completed iterations.
+        """
         return _within_run(self, lambda: evaluate(self, "val"))
 
     def val_aside(self) -> dict[str, float]:

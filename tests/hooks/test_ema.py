@@ -259,6 +259,21 @@ def test_begin_iter_is_the_iteration_of_the_first_update(
     assert weights.validated == pytest.approx(means(weights.trained, 0.25, start), abs=1e-6)
 
 
+def test_an_average_that_begins_with_the_initial_weights(make_trainer: MakeTrainer, weights: Weights) -> None:
+    """An update before the training copies the weights, and decays from the first step on: the closed form."""
+    hook = EMAHook(momentum=0.25)
+    trainer = make_trainer(hooks=[weights, hook], val_loader=None)
+    trainer.bus.subscribe(
+        lambda trainer, event: hook.ema_model.update_parameters(trainer.model), "before_train", priority="LOW"
+    )
+    average = weight_of(trainer)
+    trainer.train()
+
+    for trained in weights.trained:
+        average += 0.25 * (trained - average)
+    assert float(next(hook.ema_model.module.parameters()).detach().flatten()[0]) == pytest.approx(average)
+
+
 @pytest.mark.parametrize(("begin", "start"), [(0, 0), (1, 0), (2, 2), (3, 4)])
 def test_begin_epoch_is_the_epoch_of_the_first_update(
     make_trainer: MakeTrainer, weights: Weights, begin: int, start: int

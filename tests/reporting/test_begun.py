@@ -57,11 +57,15 @@ def test_the_text_in_full_has_every_fact(run: Path, capsys: pytest.CaptureFixtur
         assert re.search(fact, said), fact
 
 
-def test_the_short_text_has_the_options_and_the_scores(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a line each, and nothing else of the begin."""
+def test_the_short_text_has_the_begin_the_options_and_the_scores(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When and where the run began, its model, options and scores are on a line each; versions are not there."""
     assert report(run) == 0
 
     said = capsys.readouterr().out
+    assert re.search(r"\nbegun +\d{4}-\S+ \S+ on node1; begun again, last at .*\n", said)
+    assert re.search(r"\nmodel +Net, 1,200 parameters, 200 of them frozen\n", said)
     assert re.search(r"\noptions +lr=0.1, model.width=8, seed=0\n", said)
     assert re.search(r"\nscores +val/accuracy best 0.75 at step 20, last 0.25 at step 30.*\n", said)
     assert "versions" not in said

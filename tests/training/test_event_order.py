@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from eventloop.costs.spans import SpanRecorder
+from eventloop.events import ScalarsLogged
 from eventloop.hooks import CheckpointHook, EMAHook
 from tests.support.trainers import DEADLINE, MakeTrainer, batches, collect, event_name, names, record
 
@@ -154,6 +155,19 @@ def test_val_called_by_a_handler_leaves_the_step_as_it_was(make_trainer: MakeTra
     before, after = seen[0]
     assert before[0] is after[0]
     assert before[1:] == after[1:] == (None, "train", True)
+
+
+def test_val_called_by_a_handler_has_the_iter_of_its_iteration(make_trainer: MakeTrainer) -> None:
+    """One of the schedule, which comes after the iteration, has the next `iter`; both are logged at the same step."""
+    trainer = make_trainer(val_loader=batches(1), val_interval=2, max_iters=2)
+    trainer.bus.subscribe(lambda trainer, event: trainer.val(), "after_train_iter", start=1)
+    seen = collect(trainer, "after_val_epoch")
+    with trainer.bus.capture(ScalarsLogged) as logged:
+        trainer.train()
+
+    assert [event.iter for event in seen] == [1, 2]
+    steps = [event.step for event in logged if isinstance(event, ScalarsLogged) and event.mode == "val"]
+    assert steps == [2, 2]
 
 
 class Unsized:
