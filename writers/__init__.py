@@ -1,32 +1,31 @@
 """Write a run's events to files, servers and the console, with one destination per module.
 
 Start reading at `writer.py`: `Writer` is the base class; `jsonl.py` is a short example of a subclass. A
-module imports its library in the constructor of its writer. A module whose library is an extra of its own is
-imported with the first use of its writer, which saves other programs 20 ms. This package may import any
-package below the trainer (`eventlog`, `events`, `bus`, `background`, `util`), and never imports
-`eventloop.hooks`.
+module imports its library in the constructor of its writer, and is itself imported with the first use of its
+writer. This package may import any package below the trainer (`eventlog`, `events`, `bus`, `background`,
+`util`), and never imports `eventloop.hooks`.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from eventloop.migration.names import explain_absent
-from eventloop.writers.console import ConsoleWriter
-from eventloop.writers.csv_writer import CSVWriter
-from eventloop.writers.event_log_writer import EventLogWriter
-from eventloop.writers.image_files import ImageFileWriter
-from eventloop.writers.jsonl import JSONLWriter, read_jsonl
-from eventloop.writers.tensorboard import TensorBoardWriter
-from eventloop.writers.tensorboard_graph import trace_graph
-from eventloop.writers.writer import TimedWriter, Writer
 
 if TYPE_CHECKING:
+    from eventloop.writers.console import ConsoleWriter
+    from eventloop.writers.csv_writer import CSVWriter
+    from eventloop.writers.event_log_writer import EventLogWriter
+    from eventloop.writers.image_files import ImageFileWriter
+    from eventloop.writers.jsonl import JSONLWriter, read_jsonl
     from eventloop.writers.mlflow_writer import MLflowWriter
     from eventloop.writers.notify_writer import NotifyWriter
     from eventloop.writers.opentelemetry_writer import OpenTelemetryWriter
+    from eventloop.writers.tensorboard import TensorBoardWriter
+    from eventloop.writers.tensorboard_graph import trace_graph
     from eventloop.writers.trackio_writer import TrackioWriter
     from eventloop.writers.visdom_writer import VisdomWriter
     from eventloop.writers.wandb_writer import WandbWriter
+    from eventloop.writers.writer import TimedWriter, Writer
 
 __all__ = [
     "CSVWriter",
@@ -47,20 +46,31 @@ __all__ = [
     "trace_graph",
 ]
 
-_OF_EXTRAS = {
+_ON_FIRST_USE = {
+    "CSVWriter": "csv_writer",
+    "ConsoleWriter": "console",
+    "EventLogWriter": "event_log_writer",
+    "ImageFileWriter": "image_files",
+    "JSONLWriter": "jsonl",
     "MLflowWriter": "mlflow_writer",
     "NotifyWriter": "notify_writer",
     "OpenTelemetryWriter": "opentelemetry_writer",
+    "TensorBoardWriter": "tensorboard",
+    "TimedWriter": "writer",
     "TrackioWriter": "trackio_writer",
     "VisdomWriter": "visdom_writer",
     "WandbWriter": "wandb_writer",
+    "Writer": "writer",
+    "read_jsonl": "jsonl",
+    "trace_graph": "tensorboard_graph",
 }
+"""The modules of the names."""
 
 if not TYPE_CHECKING:  # a type checker must see that there are no other names
 
     def __getattr__(name: str) -> Any:
-        if name in _OF_EXTRAS:
-            return getattr(importlib.import_module(f"{__name__}.{_OF_EXTRAS[name]}"), name)
+        if name in _ON_FIRST_USE:
+            return getattr(importlib.import_module(f"{__name__}.{_ON_FIRST_USE[name]}"), name)
         explain_absent(__name__, name)
 
     def __dir__() -> list[str]:

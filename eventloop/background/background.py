@@ -28,7 +28,6 @@ from eventloop.background.queues.supervision import supervise
 from eventloop.background.runners.task_runner import TaskRunner
 from eventloop.background.runners.thread_runner import Pace, ThreadRunner
 from eventloop.background.threads import BackgroundThread, on_background_thread
-from eventloop.background.workers.process_runner import process_subscriber
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event
 from eventloop.events.deferred import Deferred
@@ -69,8 +68,7 @@ class Background:
         self.flush_ends: Callable[[], bool] = lambda: False
         """Returns True to end a flush early, which then logs nothing, because a close follows."""
         self.store_undelivered: StoreUndelivered | None = None
-        self.replay_command = ""
-        """The command that delivers the events that `store_undelivered` keeps; "" without one."""
+        self.replay_command = ""  # which delivers the events that `store_undelivered` keeps
         self.logged: dict[Subscriber, int] = {}
         """The subscribers that the last flush has logged, each with the number of its events by then."""
         self.thread: threading.Thread | None = None  # the keeper's
@@ -138,6 +136,8 @@ class Background:
     ) -> Subscriber:
         """Create the queue and the thread, task or process of a subscriber without starting it."""
         if offload == "process":
+            from eventloop.background.workers.process_runner import process_subscriber  # 9 modules more
+
             return process_subscriber(name, fn, options, self.health.report)
         subscriber = Subscriber(name, fn, options, self.health.report)
         if offload == "thread":

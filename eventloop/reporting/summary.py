@@ -7,9 +7,6 @@ from eventloop.costs.records import WAITING, RunCosts, phase_names
 from eventloop.data.trainer_parts import TrainerParts
 from eventloop.model.peak_memory import peak_memory
 from eventloop.reporting.advice import advice
-from eventloop.reporting.facts import memory_text
-from eventloop.reporting.tables import paragraph
-from eventloop.reporting.text import handler_lines
 from eventloop.reporting.waits import wait_text, waits_by_cause
 from eventloop.util.formatting import on_a_line, table
 
@@ -94,6 +91,11 @@ def summarize(trainer: TrainerParts, *, everything: str = EVERYTHING) -> str:
         trainer: the trainer of the run.
         everything: the line that says where every handler is; "" for none.
     """
+    # with what they import, eleven modules that only a printed summary needs
+    from eventloop.reporting.facts import memory_text
+    from eventloop.reporting.tables import paragraph
+    from eventloop.reporting.text import handler_lines
+
     stats, costs = trainer.bus.stats(), run_costs(trainer, complete=trainer.bus.closed)
     lines = [line for text in advice(costs) for line in paragraph("  ", text, WIDTH, ADVICE_LINES)]
     blocks = ["\n".join(["what to do:", *lines])] if lines else []

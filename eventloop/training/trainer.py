@@ -66,7 +66,6 @@ from eventloop.training.loop_steps import LoopSteps
 from eventloop.training.loops import TrainLoop
 from eventloop.training.scopes import EpochScope, run_scope, trainings
 from eventloop.tuning.curve import LRCurve
-from eventloop.tuning.range_test import find_lr
 from eventloop.util.anchored_path import AnchoredPath
 
 logger = logging.getLogger("eventloop")
@@ -322,6 +321,8 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
             TypeError, ValueError: an argument is invalid, there are several optimizers, or the train loader
                 cannot be read twice.
         """
+        from eventloop.tuning.range_test import find_lr  # which most programs never call
+
         self.refuse_within("find_lr")
         return find_lr(self, start_lr, end_lr, iterations, smoothing, divergence)
 
