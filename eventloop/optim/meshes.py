@@ -35,27 +35,51 @@ def clip_norm_over_meshes(
     Raises:
         RuntimeError: `error_if_nonfinite` is set, and the norm is not finite.
     """
-    meshes: dict[Any, list[Tensor]] = {}
-    for gradient in _placed_gradients(parameters):
-        mesh = gradient.device_mesh if is_dtensor(gradient) else None  # type: ignore[attr-defined]
-        meshes.setdefault(mesh, []).append(gradient)
-    norms = [_whole(get_total_norm(group, norm_type, foreach=foreach)) for group in meshes.values()]
-    if not norms:
+    gradients = _placed_gradients(parameters)
+    if not gradients:
         return torch.tensor(0.0)
-    total = norms[0]
-    if len(norms) > 1:
-        total = torch.linalg.vector_norm(torch.stack([norm.to(total.device) for norm in norms]), norm_type)
+    if norm_type == torch.inf:
+        total = _largest(local_tensors(gradients), foreach)
+    else:
+        total = _total_norm(gradients, norm_type, foreach)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(
             f"the norm of order {norm_type} of the gradients is {total.item()}, and error_if_nonfinite=True "
             "allows only a finite one: leave it out to clip by such a norm"
         )
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # the formula of clip_grad_norm_
-    for (device, _), tensors in _by_device_and_type(
-        local_tensors(each for group in meshes.values() for each in group)
-    ):
+    for (device, _), tensors in _by_device_and_type(local_tensors(gradients)):
         torch._foreach_mul_(tensors, factor.to(device))
     return total
+
+
+def _total_norm(gradients: Sequence[Tensor], norm_type: float, foreach: bool | None) -> Tensor:
+    meshes: dict[Any, list[Tensor]] = {}
+    for gradient in gradients:
+        mesh = gradient.device_mesh if is_dtensor(gradient) else None  # type: ignore[attr-defined]
+        meshes.setdefault(mesh, []).append(gradient)
+    norms = [_whole(get_total_norm(group, norm_type, foreach=foreach)) for group in meshes.values()]
+    if len(norms) == 1:
+        return norms[0]
+    total: Tensor = torch.linalg.vector_norm(
+        torch.stack([norm.to(norms[0].device) for norm in norms]), norm_type
+    )
+    return total
+
+
+def _largest(parts: Sequence[Tensor], foreach: bool | None) -> Tensor:
+    """Return the largest absolute value of all ranks' parts; NaN if one of them has a NaN.
+
+    PyTorch's norm of infinite order refuses a DTensor of which a rank holds nothing, as of one with fewer
+    rows than ranks.
+    """
+    held = [part for part in parts if part.numel()]
+    own = (
+        get_total_norm(held, torch.inf, foreach=foreach) if held else torch.zeros((), device=parts[0].device)
+    )
+    found = torch.stack([own, own.isnan().to(own.dtype)]).float()
+    dist.all_reduce(found, dist.ReduceOp.MAX)  # of NaN and a number it may return the number
+    return torch.where(found[1] > 0, torch.nan, found[0])
 
 
 def clip_value_over_meshes(

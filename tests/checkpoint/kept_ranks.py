@@ -43,7 +43,7 @@ def best(own: Rank, run: Path) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(7)
     data = TensorDataset(torch.randn(8, 4, generator=generator), torch.randint(3, (8,), generator=generator))
     hook = CheckpointHook(1, max_keep_ckpts=2, save_best="loss", published_keys="state_dict")
-    recorder = Recorder()
+    recorder = Recorder(12)
     trainer = own.build(
         run, hook, recorder, max_epochs=4, val_loader=DataLoader(data, batch_size=8), sanity_val=0
     )
@@ -53,8 +53,8 @@ def best(own: Rank, run: Path) -> dict[str, Any]:
     found = weights(trainer)
     trainer.close()
     if own.rank == 0:
-        torch.save({"best": found, "last": recorder.records[12]["average"]}, run.with_name("expected.pth"))
-    return {"best": chosen, "same": sorted(found) == sorted(recorder.records[12]["average"])}
+        torch.save({"best": found, "last": recorder.whole["average"]}, run.with_name("expected.pth"))
+    return {"best": chosen, "same": sorted(found) == sorted(recorder.whole["average"])}
 
 
 def line(own: Rank, run: Path) -> str:

@@ -64,19 +64,27 @@ def full(value: torch.Tensor) -> torch.Tensor:
     return whole.detach().clone()
 
 
-def recorded(model: nn.Module, optimizer: torch.optim.Optimizer, average: EMAHook) -> Record:
-    """The tensors of all ranks; of tensors without DTensors this rank's."""
-    model = unwrap(model)
+def own_part(value: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor, for which no rank waits for another one."""
+    part = value.to_local() if isinstance(value, DTensor) else value
+    return part.detach().clone()
+
+
+def recorded(trainer: Trainer, copy: Callable[[torch.Tensor], torch.Tensor] = full) -> Record:
+    """Copies of weights, optimizer's states and average; of tensors without DTensors this rank's."""
+    (average,) = [hook for hook in trainer.hooks if isinstance(hook, EMAHook)]
+    model, optimizer = unwrap(trainer.model), trainer.optimizer
+    assert isinstance(optimizer, torch.optim.Optimizer)
     states = {
-        f"{name}.{key}": full(value)
+        f"{name}.{key}": copy(value)
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state[parameter].items()
     }
     averaged = average.ema_model.module.state_dict()
     return {
-        "weights": {name: full(value) for name, value in model.state_dict().items()},
+        "weights": {name: copy(value) for name, value in model.state_dict().items()},
         "states": states,
-        "average": {name: full(value) for name, value in averaged.items()},
+        "average": {name: copy(value) for name, value in averaged.items()},
     }
 
 
@@ -94,18 +102,21 @@ def different(ours: Record, theirs: Record) -> list[str]:
 
 
 class Recorder(Hook):
-    """Records everything after each iteration."""
+    """Records what this rank has after each iteration, and after one of them what all have."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole_at: int = SAVED) -> None:
+        self.whole_at = whole_at
         self.records: dict[int, Record] = {}
         self.losses: dict[int, float] = {}
+        self.whole: Record = {}
 
     @on(priority=95)
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Keep copies."""
-        (average,) = [hook for hook in trainer.hooks if isinstance(hook, EMAHook)]
-        self.records[trainer.iter + 1] = recorded(trainer.model, trainer.optimizer, average)
+        self.records[trainer.iter + 1] = recorded(trainer, own_part)
         self.losses[trainer.iter + 1] = float(trainer.outputs["loss"])
+        if trainer.iter + 1 == self.whole_at:
+            self.whole = recorded(trainer)
 
 
 class Rank:
@@ -179,7 +190,7 @@ def save(kind: str, rank: int, rendezvous: str, folder: str) -> None:
     trainer.train()
     trainer.close()
     if rank == 0:
-        torch.save(recorder.records[SAVED], run / "record.pth")
+        torch.save(recorder.whole, run / "record.pth")
     own.report({"rest": rest(own, run, recorder), "counts": counted(own)})
 
 
@@ -189,8 +200,7 @@ def rest(own: Rank, run: Path, expected: Recorder) -> list[str]:
     trainer = own.build(own.folder / "resumed", recorder)
     torch.manual_seed(1234)
     trainer.resume(run / f"iter_{SAVED}")
-    (average,) = [hook for hook in trainer.hooks if isinstance(hook, EMAHook)]
-    at_once = recorded(trainer.model, trainer.optimizer, average)
+    at_once = recorded(trainer, own_part)
     wrong = [f"{SAVED} {each}" for each in different(at_once, expected.records[SAVED])]
     if own.kind == "DDP":  # the next forward pass begins with rank 0's running averages on all ranks
         wrong = [each for each in wrong if "running" not in each]
@@ -215,7 +225,7 @@ FUNCTIONAL = ["all_gather_tensor", "all_reduce", "all_to_all_single", "broadcast
 
 
 def counted(own: Rank) -> list[list[int]]:
-    """Count collectives, calls of step hooks and of the model's state_dict with one save, and with nine."""
+    """Count collectives, calls of step hooks and of the model's state_dict with one save, and with three."""
     calls: list[str] = []
     for module, names in ((distributed_c10d, COLLECTIVES), (_functional_collectives, FUNCTIONAL)):
         for name in names:
@@ -228,7 +238,9 @@ def counted(own: Rank) -> list[list[int]]:
     found = []
     for interval in (100, 1):
         trainer = own.build(
-            own.folder / f"counted_{interval}", CheckpointHook(interval=interval, by_epoch=False)
+            own.folder / f"counted_{interval}",
+            CheckpointHook(interval=interval, by_epoch=False),
+            max_epochs=1,
         )
         steps: list[int] = []
         assert isinstance(trainer.optimizer, torch.optim.Optimizer)
@@ -264,8 +276,7 @@ def load(kind: str, rank: int, rendezvous: str, folder: str) -> None:
         except Exception as error:
             said[source] = [f"{type(error).__name__}: {error}"]
             continue
-        (average,) = [hook for hook in trainer.hooks if isinstance(hook, EMAHook)]
-        wrong = different(recorded(trainer.model, trainer.optimizer, average), expected)
+        wrong = different(recorded(trainer), expected)
         # each rank has recorded other running averages, of which the file has rank 0's
         said[source] = [each for each in wrong if not rank or "running" not in each]
         if trainer.iter != SAVED:

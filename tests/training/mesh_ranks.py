@@ -14,7 +14,7 @@ import torch, torch.distributed as dist, torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -34,8 +34,9 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.one, self.two, self.norm, self.head = nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+        self.scale = nn.Parameter(torch.ones(1))  # of which one rank holds the only row
     def forward(self, x):
-        return self.head(self.norm(self.two(self.one(x).relu())))
+        return self.head(self.norm(self.two(self.one(x).relu()))) * self.scale
 
 def divided(make=Net, two="two"):
     model = make()
@@ -200,6 +201,10 @@ if KIND == "TP":
         GradClip({**clip, "error_if_nonfinite": True})(torch.optim.SGD([weight, bias]), over_meshes=True)
     except RuntimeError as error:
         said["not finite"] = str(error)
+    rows = nn.Parameter(distribute_tensor(torch.zeros(2), mesh, [Shard(0)]))
+    rows.grad = DTensor.from_local(torch.tensor([torch.nan if rank else 3.0]), mesh, [Shard(0)])
+    largest = GradClip({**clip, "norm_type": torch.inf})
+    said["with a NaN"] = str(largest(torch.optim.SGD([rows, bias]), over_meshes=True).item())
 print(json.dumps(said))
 dist.destroy_process_group()
 """

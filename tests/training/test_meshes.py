@@ -109,3 +109,9 @@ def test_a_norm_that_is_not_finite(ranks: list[dict[str, Any]], kind: str) -> No
     if kind == "TP":
         for said in ranks:
             assert "of the gradients is inf" in said["not finite"]
+
+
+def test_a_nan_on_one_rank(ranks: list[dict[str, Any]], kind: str) -> None:
+    """The norm of infinite order is NaN on all ranks, beside larger and infinite values on others."""
+    if kind == "TP":
+        assert [said["with a NaN"] for said in ranks] == ["nan"] * 2
