@@ -11,14 +11,14 @@ from tests.support.process_support import until
 
 
 class WaitedFor:
-    """Take some seconds once the training thread waits, however late a busy machine lets it."""
+    """Work for some seconds once the training thread waits, however late a busy machine lets it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._reads = 0
         substitute(monkeypatch, "waits.perf_counter", self._read)
 
-    def take(self, seconds: float) -> None:
-        """Wait until the training thread is within a wait, and take these seconds."""
+    def work(self, seconds: float) -> None:
+        """Wait until the training thread is within a wait, and work for these seconds."""
         until(lambda: self._reads % 2)  # the clock is read when a wait begins, and when it ends
         sleep(seconds)
 
