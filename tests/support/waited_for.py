@@ -18,9 +18,13 @@ class WaitedFor:
         substitute(monkeypatch, "waits.perf_counter", self._read)
 
     def work(self, seconds: float) -> None:
-        """Wait until the training thread is within a wait, and work for these seconds."""
-        until(lambda: self._reads % 2)  # the clock is read when a wait begins, and when it ends
-        sleep(seconds)
+        """Work for these seconds within one wait of the training thread: again if that has ended meanwhile."""
+        while True:
+            until(lambda: self._reads % 2)  # the clock is read when a wait begins, and when it ends
+            before = self._reads
+            sleep(seconds)
+            if self._reads == before:
+                return
 
     def _read(self) -> float:
         self._reads += 1
