@@ -153,7 +153,10 @@ def test_latest_has_one_in_flight(bus: Bus, start: Start, lines: Lines) -> None:
     """`overflow="latest"` delivers the newest, not those that wait in a pipe."""
     far = start(handlers.record_slowly, overflow="latest")
     assert runner_of(far).ready.wait(DEADLINE)
+    os.kill(pid_of(far), signal.SIGSTOP)
     emit(bus, 500)
+    until(lambda: far.stats.queued and runner_of(far).flights.sent)
+    os.kill(pid_of(far), signal.SIGCONT)
     bus.flush(DEADLINE)
 
     assert lines()[-1] == "499"

@@ -15,6 +15,7 @@ from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, Event, ImageLogged
 from tests.conftest import DEADLINE, Held
 from tests.support.internals import close_in_time, substitute
+from tests.support.process_support import until
 from tests.support.spilling import (
     SIZE,
     Anything,
@@ -159,9 +160,10 @@ def test_large_events_spill(bus: Bus, held: Held, small_files: Path) -> None:
 def test_events_it_emits_itself_spill_too(bus: Bus, small_files: Path) -> None:
     """A subscriber may emit more than it can take; it waits for nobody, and gets them all."""
     seen: list[int] = []
-    last = threading.Event()
+    emitted, last = threading.Event(), threading.Event()
 
     def multiply(event: AfterTrainIter) -> None:
+        assert emitted.wait(DEADLINE)
         seen.append(event.iter)
         if event.iter < 10:
             emit(bus, 100, start=100 * (event.iter + 1))
@@ -170,6 +172,7 @@ def test_events_it_emits_itself_spill_too(bus: Bus, small_files: Path) -> None:
 
     subscription = bus.subscribe(multiply, "after_train_iter", offload="thread", queue=1)
     emit(bus, 10)
+    emitted.set()
     assert last.wait(DEADLINE)
     bus.flush(DEADLINE)
 
@@ -248,6 +251,7 @@ def test_end_of_a_subscriber_removes_its_file(
         subscription.cancel()
     elif end == "close":
         close_in_time(monkeypatch)
+        until(lambda: subscription.stats.spilled == 996)
         report = bus.close(0.1)
         assert [(s.name, s.queued, s.spilled) for s in report.stats] == [("ends", 1000, 996)]
         assert "closed after 0.1 s; events left undelivered: ends (1000)" in caplog.text

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from eventloop import cli, read_events
+from eventloop import cli
 from eventloop.ownership import read_owner
 from tests.cli.saved_runs import checkpoints
 from tests.ownership.trainings import Training, contents, training
-from tests.support.process_support import until
 
 
 def stopped(first: Training, run: Path) -> dict[str, str]:
     """Let a training own its directory and stand still; return the hashes of its files."""
     first.reach("holding")
-    until((run / "iter_10").exists)
-    until(lambda: "events.evl" in os.listdir(run) and any(read_events(run, on_torn="ignore")))
     first.stand_still()
     return contents(run)
 

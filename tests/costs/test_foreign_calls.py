@@ -28,18 +28,20 @@ class Busy:
 
 
 def test_each_call_has_its_time() -> None:
-    """A callback's row has all its calls, and their seconds within 2 % of a clock of its own."""
-    busy, charged = Busy(2e-3), []
+    """A callback's row has all its calls, and their seconds: those between a clock within and a clock around it."""
+    busy, charged, around = Busy(2e-3), [], 0.0
     calls = ForeignCalls(lambda phase, seconds: charged.append((phase, seconds)))
     measured = calls.measured(busy, "Busy.on_batch", "on_batch", in_iteration=True)
 
     for _ in range(20):
+        began = perf_counter()
         measured()
+        around += perf_counter() - began
 
     (cost,) = calls.costs(wall=1.0)
     assert (cost.name, cost.event, cost.calls) == ("Busy.on_batch", "on_batch", busy.calls)
-    assert cost.seconds == pytest.approx(busy.seconds, rel=0.02)
-    assert sum(seconds for _, seconds in charged) == pytest.approx(busy.seconds, rel=0.02)
+    assert busy.seconds <= cost.seconds <= around
+    assert sum(seconds for _, seconds in charged) == pytest.approx(cost.seconds)
 
 
 def test_a_call_within_a_call_is_charged_once() -> None:

@@ -74,7 +74,6 @@ def test_the_successor_waits_for_a_saver_that_outlived_its_run(tmp_path: Path) -
         training(run, iters=30, interval=7, resume=True) as second,
     ):
         first.reach("holding")
-        until((run / "iter_7").exists)  # its saver's process is there now
         first.send(KILL)
         first.process.wait()
         assert second.run() == {"resumed": "iter_7", "trained": 30}

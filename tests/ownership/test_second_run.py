@@ -76,7 +76,6 @@ def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with training(run, holds=[12]) as first:
         first.reach("holding")
-        until((run / "iter_10").exists)
         first.stand_still()
         before = contents(run)
         for options in ({}, {"resume": True}):
@@ -95,7 +94,6 @@ def test_a_killed_run_is_followed_at_once(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with training(run, holds=[12]) as first, training(run, resume=True) as second:
         first.reach("holding")
-        until((run / "iter_10").exists)
         first.send(KILL)
         first.process.wait()
         assert second.run() == {"resumed": "iter_10", "trained": 20}
@@ -213,7 +211,6 @@ def test_an_evaluation_beside_a_training(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with training(run, holds=[12]) as first:
         first.reach("holding")
-        until((run / "iter_10").exists)
         first.stand_still()
         before = contents(run)
         for writers in ([], [ConsoleWriter()]):

@@ -1,4 +1,4 @@
-"""Trainings in processes of their own, which wait where a test wants them to."""
+"""Trainings in processes of their own, which wait where a test wants them to, with all saved and written."""
 
 from __future__ import annotations
 
@@ -61,6 +61,8 @@ def wait(what):
 @trainer.bus.on("after_train_iter", priority=100)
 def hold(trainer, event):
     if event.iter + 1 in options.get("holds", ()):
+        trainer.state.finish_saves()
+        trainer.bus.flush(60)
         wait("holding")
 
 wait("ready")
@@ -112,11 +114,15 @@ class Training:
         os.kill(self.process.pid, signum)
 
     def stand_still(self) -> None:
-        """Stop it as Ctrl-Z does, so that its writers write nothing, and wait until it stands."""
+        """Stop it as Ctrl-Z does, so that its writers write nothing, and wait until each of its threads stands."""
         self.send(signal.SIGSTOP)
-        stat = Path(f"/proc/{self.process.pid}/stat")
-        if stat.exists():
-            until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+        threads = Path(f"/proc/{self.process.pid}/task")
+        if threads.exists():
+            until(
+                lambda: all(
+                    stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads.glob("*/stat")
+                )
+            )
 
     def end(self) -> tuple[str, str]:
         """Let it end, and return what else it says, on both streams."""

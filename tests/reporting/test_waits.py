@@ -234,7 +234,7 @@ def test_the_summary_has_the_waits(make_trainer: MakeTrainer, waited_for: Waited
     """Under the line of the phases, in which those of the iterations have a share; and the advice begins with them."""
     trainer = make_trainer(max_epochs=1, train_loader=batches(4))
     trainer.bus.subscribe(
-        lambda event: waited_for.take(0.1), "after_train_iter", offload="thread", overflow="block", queue=1, name="upload"
+        lambda event: waited_for.work(0.1), "after_train_iter", offload="thread", overflow="block", queue=1, name="upload"
     )  # fmt: skip
     trainer.train()
 
@@ -251,7 +251,7 @@ def test_the_trace_has_the_waits(make_trainer: MakeTrainer, waited_for: WaitedFo
     """As spans of a kind of their own, within the handler and the event in which they were spent."""
     trainer = make_trainer(max_epochs=1, train_loader=batches(4), hooks=[TraceHook(windows=[(0, 4)])])
     trainer.bus.subscribe(
-        lambda event: waited_for.take(0.05), "after_train_iter", offload="thread", name="upload"
+        lambda event: waited_for.work(0.05), "after_train_iter", offload="thread", name="upload"
     )
     trainer.bus.subscribe(lambda trainer, event: trainer.bus.flush(), "after_train_iter", name="flush")
     trainer.train()

@@ -166,7 +166,7 @@ def test_a_writer_that_hangs_is_left(
     """It is named and the others get everything: in an iteration, while the first Ctrl-C's clean end waits for
     delivery, and while the writers of a run that raised are closed."""
     kept, seconds = Kept(), list[threading.Thread]()
-    trainer = make_trainer(writers=[stuck, kept], default_hooks={"checkpoint": None})
+    trainer = make_trainer(writers=[stuck, kept], default_hooks={"checkpoint": None, "trace": None})
     if when == "training":
         press_twice(trainer, 2)
     else:
@@ -192,7 +192,7 @@ def test_in_a_hand_written_loop(
     make_trainer: MakeTrainer, stuck: Stuck, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The writer is left there too, although the loop's generators never see the exception."""
-    hooks = {"checkpoint": None, "optimizer": None}
+    hooks = {"checkpoint": None, "optimizer": None, "trace": None}
     trainer = make_trainer(writers=[stuck], default_hooks=hooks, max_epochs=1)
     seen = collect(trainer, "after_run")
 
@@ -214,7 +214,7 @@ def test_a_full_queue_holds_up_no_closing_event(
     """A blocking subscriber that hangs gets the closing events beyond its limit, and is named with what it did not
     take; its `stall_timeout` is not waited for."""
     closing = ("after_train_epoch", "after_train", "after_run")
-    trainer = make_trainer(default_hooks={"checkpoint": None})
+    trainer = make_trainer(default_hooks={"checkpoint": None, "trace": None})
     trainer.bus.subscribe(
         lambda event: gate.open.wait(DEADLINE), "before_train", *closing, offload="thread", queue=1, overflow="block",
         name="hangs",
@@ -271,7 +271,8 @@ def test_outside_of_a_run(make_trainer: MakeTrainer) -> None:
 
 def checkpointed(make_trainer: MakeTrainer, **changes: Any) -> Trainer:
     """A trainer that saves every second iteration, and whose first checkpoint is durable before the second is due."""
-    trainer = make_trainer(max_iters=20, hooks=[CheckpointHook(interval=2)], **changes)
+    own = {"default_hooks": {"trace": None}}  # which warns if a busy machine has not written the trace
+    trainer = make_trainer(max_iters=20, hooks=[CheckpointHook(interval=2)], **own | changes)
     first = trainer.work_dir / "iter_2"
     trainer.bus.subscribe(lambda event: until(first.exists), "before_train_iter", start=3, once=True)
     return trainer
@@ -404,7 +405,7 @@ def test_the_hook_leaves_a_save_to_its_process(
     saver, pid = stopped
     hook = CheckpointHook(interval=2)
     hook.saves.saver = saver
-    trainer = make_trainer(max_iters=20, hooks=[hook])
+    trainer = make_trainer(max_iters=20, hooks=[hook], default_hooks={"trace": None})
     seen = collect(trainer, "checkpoint_saved", "checkpoint_failed")
     press_twice(trainer, 3)
 

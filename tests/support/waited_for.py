@@ -11,16 +11,20 @@ from tests.support.process_support import until
 
 
 class WaitedFor:
-    """Take some seconds once the training thread waits, however late a busy machine lets it."""
+    """Work for some seconds once the training thread waits, however late a busy machine lets it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._reads = 0
         substitute(monkeypatch, "waits.perf_counter", self._read)
 
-    def take(self, seconds: float) -> None:
-        """Wait until the training thread is within a wait, and take these seconds."""
-        until(lambda: self._reads % 2)  # the clock is read when a wait begins, and when it ends
-        sleep(seconds)
+    def work(self, seconds: float) -> None:
+        """Work for these seconds within one wait of the training thread: again if that has ended meanwhile."""
+        while True:
+            until(lambda: self._reads % 2)  # the clock is read when a wait begins, and when it ends
+            before = self._reads
+            sleep(seconds)
+            if self._reads == before:
+                return
 
     def _read(self) -> float:
         self._reads += 1

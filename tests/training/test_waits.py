@@ -67,7 +67,7 @@ def waited_for(monkeypatch: pytest.MonkeyPatch) -> WaitedFor:
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch, waited_for: WaitedFor) -> None:
     """A disk that takes its time for each checkpoint, with room for one."""
-    Writes.of_hooks(monkeypatch, lambda path: waited_for.take(SLOW))
+    Writes.of_hooks(monkeypatch, lambda path: waited_for.work(SLOW))
     substitute(monkeypatch, "saver.QUEUE_BYTES", 0)
 
 
@@ -109,7 +109,7 @@ def test_a_subscriber_that_blocks_is_waited_for_by_name(
     """The wait is in no handler, and the hooks phase is without it."""
     trainer = make_trainer(max_epochs=1, train_loader=batches(8))
     trainer.bus.subscribe(
-        lambda event: waited_for.take(SLOW), "after_train_iter",
+        lambda event: waited_for.work(SLOW), "after_train_iter",
         offload="thread", overflow="block", queue=1, name="slow upload",
     )  # fmt: skip
 
@@ -130,7 +130,7 @@ def test_a_flush_in_a_handler_waits_for_the_background(
 ) -> None:
     """It is taken out of the handler, of those around it, and of the phase or evaluation that it belongs to."""
     trainer = make_trainer(max_epochs=1, val_loader=batches(2))
-    trainer.bus.subscribe(lambda event: waited_for.take(SLOW), event, offload="thread", name="slow")
+    trainer.bus.subscribe(lambda event: waited_for.work(SLOW), event, offload="thread", name="slow")
 
     def flush(trainer: Trainer, event: Any) -> None:
         trainer.bus.flush()
@@ -155,7 +155,7 @@ def test_a_flush_in_a_handler_waits_for_the_background(
 def test_the_end_of_a_run_waits_for_the_background(make_trainer: MakeTrainer, waited_for: WaitedFor) -> None:
     """For the subscriber that delivers last, by name."""
     trainer = make_trainer()
-    trainer.bus.subscribe(lambda event: waited_for.take(SLOW), "after_run", offload="thread", name="slow")
+    trainer.bus.subscribe(lambda event: waited_for.work(SLOW), "after_run", offload="thread", name="slow")
     trainer.bus.subscribe(lambda event: None, "after_run", offload="thread", name="quick")
     costs, seconds = train(trainer)
 
@@ -187,7 +187,7 @@ def test_the_iteration_times_have_the_waits(make_trainer: MakeTrainer, waited_fo
             trainer.bus.flush()
 
     trainer.bus.subscribe(
-        lambda event: waited_for.take(SLOW), "after_train_iter", offload="thread", start=4, once=True
+        lambda event: waited_for.work(SLOW), "after_train_iter", offload="thread", start=4, once=True
     )
     trainer.bus.subscribe(flush, "after_train_iter")
 
