@@ -89,7 +89,7 @@ def frozen() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def frozen_again(frozen: None) -> None:
+def frozen_again() -> None:
     """Freeze what the modules before this one have imported: each validation of a training collects, and would walk it,
     which was two fifths of the suite's time."""
     gc.collect()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eventloop import Trainer
-from eventloop.hooks import EarlyStoppingHook, Hook
+from eventloop.hooks import CheckpointHook, EarlyStoppingHook, Hook
 from eventloop.steering.protocols import CommandError
 from eventloop.steering.set_values import set_values
 from tests.steering.set_runs import outcomes, receive, set_run, setting
@@ -52,7 +52,7 @@ def build(tmp_path: Path) -> Iterator[Build]:
     made: list[Trainer] = []
 
     def make(**options: Any) -> Trainer:
-        hooks = [Thresholded(), EarlyStoppingHook("loss")]
+        hooks = [Thresholded(), EarlyStoppingHook("loss"), CheckpointHook()]
         made.append(set_run(tmp_path / str(len(made)), options.pop("kind", "StepLR"), hooks=hooks, **options))
         return made[-1]
 

@@ -50,6 +50,7 @@ def test_a_killed_run_names_its_process_and_its_iteration(tmp_path: Path) -> Non
     assert view.eta is None
 
 
+@pytest.mark.slow
 def test_a_stopped_process_hangs_until_it_goes_on(tmp_path: Path) -> None:
     """A process that SIGSTOP has stopped lives and gives no sign of life; after SIGCONT it trains as before."""
     run = tmp_path / "run"
