@@ -37,7 +37,9 @@ def test_the_coroutine_that_holds_the_loop_is_named(
 
     bus.subscribe(told.append, "handler_failed")
     culprit = bus.subscribe(held.on_the_loop, "after_val", name="culprit", stall_timeout=0.1)
-    beside = bus.subscribe(other, "after_train_iter", name="beside", stall_timeout=0.1)
+    beside = bus.subscribe(
+        other, "after_train_iter", name="beside", stall_timeout=0.4
+    )  # less than the flush waits
     emit(bus, EVENTS)
     until(lambda: seen)
     bus.emit(AfterVal())
