@@ -35,14 +35,14 @@ def main(work_dir: str) -> None:
     """Train a small model with a JSONL file."""
     torch.manual_seed(0)
     x = torch.randn(512, 16)
-    ride = EventLoopHook(writers=[JSONLWriter()])
+    bridge = EventLoopHook(writers=[JSONLWriter()])
 
-    @ride.bus.on("after_train_iter", priority=70, every=16)
+    @bridge.bus.on("after_train_iter", priority=70, every=16)
     def show(trainer: Any, event: Any) -> None:
         print(event.iter, trainer.outputs["loss"])
 
     Runner(
-        model=Model(), work_dir=work_dir, custom_hooks=[ride], train_cfg={"by_epoch": True, "max_epochs": 2},
+        model=Model(), work_dir=work_dir, custom_hooks=[bridge], train_cfg={"by_epoch": True, "max_epochs": 2},
         train_dataloader=DataLoader(TensorDataset(x, (x.sum(1) > 0).long()), batch_size=32, shuffle=True),
         optim_wrapper={"optimizer": {"type": "SGD", "lr": 0.1}},
     ).train()  # fmt: skip

@@ -12,8 +12,8 @@ from eventloop.autoattach.child_runs import pass_on, passed_on
 from eventloop.autoattach.options import RunOptions
 
 if TYPE_CHECKING:  # these import torch, and the script is to be the first
+    from eventloop.bridges.attachment import Attachment
     from eventloop.bridges.driven import DrivenTrainer
-    from eventloop.bridges.ride import Ride
 
 
 class Attacher:
@@ -64,10 +64,10 @@ class Attacher:
             "measure": options.measure,
         }
 
-    def follow(self, ride: Ride) -> None:
+    def follow(self, attachment: Attachment) -> None:
         """Give the trainer of a bridge its own directory, and keep the summary of each of its runs."""
-        self.hosts.add(ride.host)
-        ride.place, ride.ended = self.free_directory, self._store_summary
+        self.hosts.add(attachment.host)
+        attachment.place, attachment.ended = self.free_directory, self._store_summary
 
     def free_directory(self, wanted: Path | None) -> Path | None:
         """Return the wanted directory for another trainer; None lets that trainer create one.

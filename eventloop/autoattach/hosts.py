@@ -71,7 +71,7 @@ def lightning_callback(attacher: Attacher) -> Any:
         attacher.problems["Lightning"] = str(error)
         return None
     if callback is not None:
-        attacher.follow(callback._ride)
+        attacher.follow(callback._attachment)
         callback._options["followed"] = attacher.follow  # in the copies that ranks get by `spawn`, too
     return callback
 
@@ -174,7 +174,7 @@ def _join_transformers(
     if _has(others, cls):
         attacher.bridged.add("Transformers")
     else:
-        attacher.follow(callback._ride)
+        attacher.follow(callback._attachment)
         callback.on_init_end(args, state, control, **kwargs)
         setattr(trainer, TRANSFORMERS_ATTRIBUTE, (callback, callbacks.index(callback)))
         adding = trainer.add_callback  # refuses a second bridge, if it sees the first
@@ -242,7 +242,7 @@ def _mmengine_hook(attacher: Attacher, runner: Any) -> Any:
         return None
     if hook is None:
         hook = bridge.EventLoopHook(**attacher.arguments())
-        attacher.follow(hook._ride)
+        attacher.follow(hook._attachment)
         setattr(runner, MMENGINE_ATTRIBUTE, hook)
     return hook
 

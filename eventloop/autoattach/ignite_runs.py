@@ -78,7 +78,7 @@ class IgniteRuns:
         bridge = bridges.bridge_to(
             engine, model=model, optimizer=optimizer, hidden=True, **self._attacher.arguments()
         )
-        self._attacher.follow(bridge.ride)
+        self._attacher.follow(bridge.attachment)
         self._trainers[engine] = bridge
 
 

@@ -15,13 +15,13 @@ FILE_NAME = "eventloop.pt"
 
 
 def write_state(checkpoint: Path, state: Mapping[str, Any]) -> None:
-    """Write the state of a `Ride` into the host's checkpoint, a folder."""
+    """Write the state of a `Attachment` into the host's checkpoint, a folder."""
     with replacing(checkpoint / FILE_NAME) as file:
         torch.save(dict(state), file)
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Read the state of a `Ride` from the host's checkpoint; without the file the state has no hooks.
+    """Read the state of a `Attachment` from the host's checkpoint; without the file the state has no hooks.
 
     Raises:
         CheckpointError: the file cannot be read, or holds something else.

@@ -43,7 +43,7 @@ def bridges(trainer: Any) -> int:
 @pytest.fixture
 def attach(tmp_path: Path) -> Iterator[None]:
     """Attach a bridge to each trainer that is made in the test."""
-    with attached(Attacher(RunOptions(work_dir=str(tmp_path / "ride")))):
+    with attached(Attacher(RunOptions(work_dir=str(tmp_path / "attachment")))):
         yield
 
 
@@ -62,7 +62,7 @@ def test_the_callbacks_are_the_programs_between_calls(tmp_path: Path) -> None:
 
     assert seeing.bridges == [1, 1]
     assert trainer.callback_handler.callbacks == given
-    lines = list(read_jsonl(tmp_path / "ride" / "metrics.jsonl"))
+    lines = list(read_jsonl(tmp_path / "attachment" / "metrics.jsonl"))
     assert sum("lr" in line for line in lines) == 2
     assert sum("eval_loss" in line for line in lines) == 3
 

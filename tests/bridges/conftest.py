@@ -24,4 +24,4 @@ def make_bridge(tmp_path: Path) -> Callable[..., Any]:
     """Make bridges to Lightning whose files are in the test's directory."""
     from eventloop.bridges.lightning import EventLoopCallback
 
-    return lambda **options: EventLoopCallback(**{"work_dir": tmp_path / "ride", **options})
+    return lambda **options: EventLoopCallback(**{"work_dir": tmp_path / "attachment", **options})

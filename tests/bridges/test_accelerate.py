@@ -92,9 +92,9 @@ def by_iterators(driven: DrivenTrainer, loader: Any, step: Step) -> list[float]:
 
 
 @pytest.mark.parametrize("scheduled", [False, True], ids=["plain", "with a scheduler"])
-@pytest.mark.parametrize("ride", [by_steps, by_iterators])
+@pytest.mark.parametrize("attachment", [by_steps, by_iterators])
 def test_a_loop_with_accelerate(
-    tmp_path: Path, ride: Callable[[DrivenTrainer, Any, Step], list[float]], scheduled: bool
+    tmp_path: Path, attachment: Callable[[DrivenTrainer, Any, Step], list[float]], scheduled: bool
 ) -> None:
     """The losses and weights are bitwise those of the loop alone, and each batch of it is an iteration with its events."""
     expected, _, loader, step = prepared(scheduled)
@@ -115,7 +115,7 @@ def test_a_loop_with_accelerate(
         ),
     )
 
-    found = ride(driven, loader, step)
+    found = attachment(driven, loader, step)
     driven.close()
 
     assert found == losses

@@ -25,7 +25,7 @@ def lightning(work_dir: Path) -> tuple[Bus, Callable[[], object]]:
     from eventloop.bridges.lightning import EventLoopCallback
     from tests.support.lightning import Classifier, loader, make_trainer
 
-    bridge, model = EventLoopCallback(work_dir=work_dir / "ride"), Classifier()
+    bridge, model = EventLoopCallback(work_dir=work_dir / "attachment"), Classifier()
     trainer = make_trainer(work_dir, bridge, num_sanity_val_steps=0)
 
     def train() -> None:
@@ -40,7 +40,7 @@ def transformers(work_dir: Path) -> tuple[Bus, Callable[[], object]]:
     from eventloop.bridges.transformers import EventLoopCallback
     from tests.support.transformers_host import host, rows
 
-    bridge = EventLoopCallback(work_dir=work_dir / "ride")
+    bridge = EventLoopCallback(work_dir=work_dir / "attachment")
     return bridge.bus, host(work_dir, bridge, eval_dataset=rows(4), eval_strategy="epoch").train
 
 
@@ -55,7 +55,7 @@ def ignite(work_dir: Path) -> tuple[Bus, Callable[[], object]]:
     engine = Engine(lambda engine, batch: optimizer.step())
     evaluator = Engine(lambda engine, batch: None)
     engine.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run([1, 2]))
-    bus = attach(engine, optimizer=optimizer, evaluators={"val": evaluator}, work_dir=work_dir / "ride")
+    bus = attach(engine, optimizer=optimizer, evaluators={"val": evaluator}, work_dir=work_dir / "attachment")
 
     def train() -> None:
         engine.state.max_epochs = None
@@ -70,15 +70,15 @@ def mmengine(work_dir: Path) -> tuple[Bus, Callable[[], object]]:
 
     from eventloop.bridges.mmengine import EventLoopHook
 
-    ride = EventLoopHook(work_dir=work_dir / "ride")
-    ours = runner(work_dir, ride)
+    attachment = EventLoopHook(work_dir=work_dir / "attachment")
+    ours = runner(work_dir, attachment)
 
     def train() -> None:
         if ours.epoch:
             ours.train_loop._max_epochs = ours.epoch + 2
         ours.train()
 
-    return ride.bus, train
+    return attachment.bus, train
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -106,4 +106,4 @@ def test_an_error_of_a_handler(
     train()
     assert seen.count("BeforeRun") == began + 1
     assert seen.count("AfterRun") == seen.count("BeforeRun")
-    assert read_costs(tmp_path / "ride").outcome == "completed"
+    assert read_costs(tmp_path / "attachment").outcome == "completed"

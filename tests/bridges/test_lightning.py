@@ -87,7 +87,7 @@ def test_handlers_are_given_the_documented_attributes(make_bridge: MakeBridge, t
         assert trainer.model is model
         assert trainer.native.lightning_module is model
         assert trainer.optimizer is trainer.native.optimizers[0]
-        assert trainer.work_dir == tmp_path / "ride"
+        assert trainer.work_dir == tmp_path / "attachment"
 
     fit(tmp_path, bridge, model=model)
 
@@ -161,7 +161,7 @@ def test_what_the_host_logs(make_bridge: MakeBridge, tmp_path: Path, logs: bool)
 
     fit(tmp_path, make_bridge(writers=[JSONLWriter()]), logger=logger, log_every_n_steps=2)
 
-    logged = lines(tmp_path / "ride")
+    logged = lines(tmp_path / "attachment")
     assert [line["step"] for line in logged if "train_loss_step" in line] == [2, 4, 6, 8]
     assert [line["step"] for line in logged if "train_loss_epoch" in line] == [4, 8]
     assert [(line["step"], line["mode"]) for line in logged if "val_acc" in line] == [(4, "val"), (8, "val")]
@@ -178,7 +178,7 @@ def test_a_number_of_each_batch_of_a_validation(make_bridge: MakeBridge, tmp_pat
     logger = CSVLogger(tmp_path) if logs else False
     fit(tmp_path, make_bridge(writers=[JSONLWriter()]), model=EachBatch(), logger=logger, log_every_n_steps=1)
 
-    logged = [line for line in lines(tmp_path / "ride") if line.get("mode") == "val"]
+    logged = [line for line in lines(tmp_path / "attachment") if line.get("mode") == "val"]
     assert [(line["step"], line["number"], line["number_epoch"]) for line in logged] == [
         (4, 0.5, 0.5),
         (8, 0.5, 0.5),
@@ -204,7 +204,7 @@ def test_training_metrics_are_not_read_on_the_training_thread(
     fit(tmp_path, make_bridge(writers=[JSONLWriter()]), validates=False, log_every_n_steps=1)
 
     assert reads["with"] == reads["without"]
-    assert sum("train_loss_step" in line for line in lines(tmp_path / "ride")) == 8
+    assert sum("train_loss_step" in line for line in lines(tmp_path / "attachment")) == 8
 
 
 def test_validation_metrics_are_those_of_the_validation(make_bridge: MakeBridge, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_each_callback_hook_and_logger_has_a_row(make_bridge: MakeBridge, tmp_pa
 
     fit(tmp_path, *callbacks, model=Hooked(), logger=CSVLogger(tmp_path), log_every_n_steps=1)
 
-    record, calls = costs(tmp_path / "ride")
+    record, calls = costs(tmp_path / "attachment")
     assert record.complete
     assert {name: calls.get(name) for name in (
         "Timer.on_train_batch_end", "Busy.on_train_batch_end", "Busy #2.on_train_batch_end",
@@ -323,7 +323,7 @@ def test_callbacks_of_one_class_have_rows_of_their_own(
 
     fit(tmp_path, make_bridge(), *given)
 
-    calls = costs(tmp_path / "ride")[1]
+    calls = costs(tmp_path / "attachment")[1]
     methods = tuple(name.rpartition(".")[2] for name in expected)
     classes = tuple(type(each).__name__ for each in given)
     assert {
@@ -351,11 +351,11 @@ def test_measuring_leaves_the_hosts_objects_as_they_were(make_bridge: MakeBridge
     assert len(profiler.recorded_durations["[Callback]Timer.on_train_batch_end"]) == 8
     assert not {"start", "stop", "profile"} & set(vars(profiler))
     assert "log_metrics" not in vars(logger)
-    assert costs(tmp_path / "ride")[1]["Timer.on_train_batch_end"] == 8
+    assert costs(tmp_path / "attachment")[1]["Timer.on_train_batch_end"] == 8
 
 
 def test_without_measure_there_are_no_rows_of_the_host(make_bridge: MakeBridge, tmp_path: Path) -> None:
     """`measure=False` leaves Lightning's callbacks alone."""
     fit(tmp_path, make_bridge(measure=False), Timer())
 
-    assert not [name for name in costs(tmp_path / "ride")[1] if name.startswith("Timer.")]
+    assert not [name for name in costs(tmp_path / "attachment")[1] if name.startswith("Timer.")]

@@ -73,11 +73,11 @@ def test_a_told_run(make_bridge: MakeBridge, tmp_path: Path) -> None:
 
     trainer = fit(tmp_path, bridge)
 
-    assert sorted(outcomes(tmp_path / "ride")) == sorted([
+    assert sorted(outcomes(tmp_path / "attachment")) == sorted([
         ("note", "applied", 2), ("add", "applied", 2), ("rollback", "refused", 2), ("pause", "applied", 2),
         ("go", "applied", 2), ("help", "applied", 1), ("stop", "applied", 3),
     ])  # fmt: skip
-    by_name = {each.command: each for each in answers(tmp_path / "ride")}
+    by_name = {each.command: each for each in answers(tmp_path / "attachment")}
     assert by_name["rollback"].reason.endswith("the loop of Lightning fetches its batches itself")
     assert by_name["add"].result == {"result": 3}
     assert "add ONE [OTHER]: Add two numbers." in by_name["help"].result["text"]
@@ -97,7 +97,7 @@ def test_a_checkpoint_is_lightnings(make_bridge: MakeBridge, tmp_path: Path) -> 
 
     fit(tmp_path, bridge)
 
-    (answer,) = answers(tmp_path / "ride")
+    (answer,) = answers(tmp_path / "attachment")
     saved = torch.load(answer.result["path"], weights_only=False)
     assert saved["global_step"] == 5
     assert all(torch.equal(value, saved["state_dict"][name]) for name, value in weights[4].items())
@@ -115,7 +115,7 @@ def test_a_program_saves_by_lightning(make_bridge: MakeBridge, tmp_path: Path) -
 
     fit(tmp_path, bridge)
 
-    assert torch.load(tmp_path / "ride" / "iter_3.ckpt", weights_only=False)["global_step"] == 3
+    assert torch.load(tmp_path / "attachment" / "iter_3.ckpt", weights_only=False)["global_step"] == 3
 
 
 def test_a_steered_rate(make_bridge: MakeBridge, tmp_path: Path) -> None:
@@ -126,14 +126,14 @@ def test_a_steered_rate(make_bridge: MakeBridge, tmp_path: Path) -> None:
 
     assert module.rates[:6] == scheduled(1, 1, 0.5, 0.5, 0.5, 0.5)
     assert module.rates[6:] == [pytest.approx(0.01), pytest.approx(0.01 * 7 / 8)]
-    assert answers(tmp_path / "ride")[0].result["lr"]["factor"] == 0.5
+    assert answers(tmp_path / "attachment")[0].result["lr"]["factor"] == 0.5
 
     again = Scheduled()
     fit(
         tmp_path,
         make_bridge(work_dir=tmp_path / "again"),
         model=again,
-        ckpt_path=tmp_path / "ride" / "iter_5.ckpt",
+        ckpt_path=tmp_path / "attachment" / "iter_5.ckpt",
     )
 
     assert again.rates == scheduled(1, 1, 1, 1, 1, 0.5, 0.5, 0.5)[5:]
@@ -160,7 +160,7 @@ def test_the_schedulers_own_state_stays(make_bridge: MakeBridge, tmp_path: Path)
     send_at(bridge.bus, {2: [("set", {"lr*": 0.5}), ("checkpoint",)]})
     trainer = fit(tmp_path, bridge, model=Scheduled())
 
-    saved = torch.load(tmp_path / "ride" / "iter_2.ckpt", weights_only=False)["lr_schedulers"][0]
+    saved = torch.load(tmp_path / "attachment" / "iter_2.ckpt", weights_only=False)["lr_schedulers"][0]
     plain = torch.optim.lr_scheduler.LambdaLR(torch.optim.SGD([torch.zeros(1)], lr=0.1), lambda step: 1.0)
     assert saved.keys() <= plain.state_dict().keys()
     assert "update_lr_schedulers" not in vars(trainer.fit_loop.epoch_loop)
@@ -176,9 +176,11 @@ def test_a_validation_changes_nothing(make_bridge: MakeBridge, tmp_path: Path) -
     assert same(told.lightning_module, alone.lightning_module)
     assert told.callback_metrics["train_loss_epoch"] == alone.callback_metrics["train_loss_epoch"]
     module = Scheduled()
-    module.load_state_dict(torch.load(tmp_path / "ride" / "iter_6.ckpt", weights_only=False)["state_dict"])
+    module.load_state_dict(
+        torch.load(tmp_path / "attachment" / "iter_6.ckpt", weights_only=False)["state_dict"]
+    )
     (expected,) = make_trainer(tmp_path).validate(module, loader(2), verbose=False)
-    assert answers(tmp_path / "ride")[1].result == {
+    assert answers(tmp_path / "attachment")[1].result == {
         name: pytest.approx(value) for name, value in expected.items()
     }
 
@@ -203,7 +205,7 @@ def test_a_validation_without_data_is_refused(make_bridge: MakeBridge, tmp_path:
 
     fit(tmp_path, bridge, validates=False)
 
-    (answer,) = answers(tmp_path / "ride")
+    (answer,) = answers(tmp_path / "attachment")
     assert answer.reason == "the trainer has no validation_step, no loader for it, or limit_val_batches=0"
 
 
@@ -227,7 +229,7 @@ def test_what_fails_in_lightning_is_refused(make_bridge: MakeBridge, tmp_path: P
     send_at(bridge.bus, {2: [("validate",), ("checkpoint",)], 3: [("validate",)]})
     told = fit(tmp_path, bridge, model=Broken())
 
-    first, second, third = answers(tmp_path / "ride")
+    first, second, third = answers(tmp_path / "attachment")
     assert (first.outcome, first.reason) == ("refused", "it raised OSError: no such image")
     assert (second.outcome, second.reason) == ("refused", "it raised OSError: the disk is full")
     assert third.outcome == "applied"
@@ -243,7 +245,10 @@ def test_lightnings_own_checkpoints_stay(make_bridge: MakeBridge, tmp_path: Path
     fit(tmp_path, bridge, kept, enable_checkpointing=True)
 
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["epoch=1-step=8.ckpt"]
-    assert sorted(path.name for path in (tmp_path / "ride").glob("*.ckpt")) == ["iter_2.ckpt", "iter_6.ckpt"]
+    assert sorted(path.name for path in (tmp_path / "attachment").glob("*.ckpt")) == [
+        "iter_2.ckpt",
+        "iter_6.ckpt",
+    ]
 
 
 def test_a_signal_ends_a_pause(make_bridge: MakeBridge, tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def test_an_error_of_the_host(make_bridge: MakeBridge, tmp_path: Path, error: Ba
 
     assert caught.value is error or caught.value.__context__ is error
     assert reasons == ["error", "error"]
-    assert costs(tmp_path / "ride")[0].complete
-    assert sum("train_loss_step" in line for line in lines(tmp_path / "ride")) == 2
+    assert costs(tmp_path / "attachment")[0].complete
+    assert sum("train_loss_step" in line for line in lines(tmp_path / "attachment")) == 2
     assert set(threading.enumerate()) == threads
 
 
@@ -110,5 +110,5 @@ def test_sigterm(make_bridge: MakeBridge, tmp_path: Path) -> None:
         fit(tmp_path, bridge, model=Killed(), log_every_n_steps=1)
 
     assert reasons == ["error"]
-    assert costs(tmp_path / "ride")[0].complete
-    assert sum("train_loss_step" in line for line in lines(tmp_path / "ride")) == 1
+    assert costs(tmp_path / "attachment")[0].complete
+    assert sum("train_loss_step" in line for line in lines(tmp_path / "attachment")) == 1

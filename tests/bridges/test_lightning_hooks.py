@@ -1,4 +1,4 @@
-"""Hooks that ride along in a Lightning training, and Lightning's checkpoints."""
+"""Hooks that attachment along in a Lightning training, and Lightning's checkpoints."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_checkpoints_and_early_stopping_ride_along(make_bridge: MakeBridge, tmp_
 
     assert trainer.current_epoch == 2
     assert stopping.wait == 1
-    assert (tmp_path / "ride" / "epoch_1").exists()
+    assert (tmp_path / "attachment" / "epoch_1").exists()
 
 
 def test_precise_statistics_ride_along(make_bridge: MakeBridge, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_which_methods_around_a_training_have_rows(make_bridge: MakeBridge, tmp_
 
     fit(tmp_path, Saves(tmp_path), Earlier(), bridge, Ends(), model=Module(), enable_checkpointing=True)
 
-    calls = costs(tmp_path / "ride")[1]
+    calls = costs(tmp_path / "attachment")[1]
     around = ("setup", "on_train_end", "on_fit_end", "teardown")
     names = ("Earlier", "Ends", "Saves", "Module")
     assert {f"{name}.{method}" for name in names for method in around} & calls.keys() == {
@@ -94,4 +94,4 @@ def test_an_error_in_on_train_end(make_bridge: MakeBridge, tmp_path: Path) -> No
 
     assert caught.value is error
     assert reasons == ["error"]
-    assert costs(tmp_path / "ride")[0].complete
+    assert costs(tmp_path / "attachment")[0].complete

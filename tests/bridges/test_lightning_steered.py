@@ -70,7 +70,7 @@ def test_a_steered_trainer_trains_as_without_the_bridge(
     make_bridge: MakeBridge, tmp_path: Path, moment: str, steer: str, first: bool
 ) -> None:
     """A trainer that its user steers ends with the weights, counters and errors that it has without the bridge."""
-    bridge = make_bridge(work_dir=tmp_path / "ride")
+    bridge = make_bridge(work_dir=tmp_path / "attachment")
     seen = rows(bridge, "*")
     found = []
     for bridges in ([], [bridge]):
@@ -105,7 +105,7 @@ def test_optimizers_that_a_program_changes(make_bridge: MakeBridge, tmp_path: Pa
 
     fit(tmp_path, bridge, model=Changing())
 
-    assert [line["lr"] for line in lines(tmp_path / "ride") if "lr" in line] == [0.1, 0.025]
+    assert [line["lr"] for line in lines(tmp_path / "attachment") if "lr" in line] == [0.1, 0.025]
     assert len(stepped) == 8
 
 
@@ -121,7 +121,7 @@ def test_another_callback_fails_at_the_end(make_bridge: MakeBridge, tmp_path: Pa
     with pytest.raises(OSError, match="broken"):
         trainer.fit(model, loader())
 
-    assert costs(tmp_path / "ride")[0].complete or method == "teardown"
+    assert costs(tmp_path / "attachment")[0].complete or method == "teardown"
     trainer.fit_loop.max_epochs = 4
     trainer.fit(model, loader())
     assert seen == ["BeforeRun", "AfterRun"] * 2

@@ -100,25 +100,25 @@ def test_weights_are_those_without_the_bridge(
     # its AmpOptimWrapper refuses a CPU, on which it works with bfloat16, without a scale of the loss
     monkeypatch.setattr("mmengine.optim.optimizer.amp_optimizer_wrapper.is_cuda_available", lambda: True)
     wrapper = {**wrapper, "optimizer": {"type": "SGD", "lr": 0.1, "momentum": 0.9}}
-    ride = EventLoopHook(hooks=[EMAHook()], writers=[JSONLWriter()], work_dir=tmp_path)
+    attachment = EventLoopHook(hooks=[EMAHook()], writers=[JSONLWriter()], work_dir=tmp_path)
 
     alone = runner(tmp_path, optim_wrapper=dict(wrapper)).train()
-    ours = runner(tmp_path, ride, optim_wrapper=dict(wrapper)).train()
+    ours = runner(tmp_path, attachment, optim_wrapper=dict(wrapper)).train()
 
     assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), ours.parameters(), strict=True))
 
 
 def test_events_and_their_counters(tmp_path: Path) -> None:
     """A run emits the events of a training and its validations in order, with its counters."""
-    ride = EventLoopHook(work_dir=tmp_path)
+    attachment = EventLoopHook(work_dir=tmp_path)
     rows: list[tuple[Any, ...]] = []
 
-    @ride.bus.on("*")
+    @attachment.bus.on("*")
     def record(event: Any) -> None:
         if hasattr(event, "epoch"):
             rows.append((type(event).__name__, event.iter, event.epoch, event.max_iters))
 
-    runner(tmp_path, ride, epochs=1, train_dataloader=loader(2)).train()
+    runner(tmp_path, attachment, epochs=1, train_dataloader=loader(2)).train()
 
     step = ["BeforeTrainIter", "AfterBackward", "BeforeOptimizerStep", "AfterOptimizerStep", "AfterTrainIter"]
     val = ["BeforeVal", "BeforeValEpoch", "BeforeValIter", "AfterValIter", "AfterValEpoch", "AfterVal"]
@@ -127,7 +127,7 @@ def test_events_and_their_counters(tmp_path: Path) -> None:
         "BeforeRun", "BeforeTrain", "BeforeTrainEpoch", *step, *step, "AfterTrainEpoch", *val, "AfterTrain", "AfterRun",
     ]  # fmt: skip
     assert [row[1:] for row in rows if row[0] == "AfterTrainIter"] == [(0, 0, 2), (1, 0, 2)]
-    assert (after_val := ride.bus.latest("after_val_epoch")) is None or "accuracy" in after_val.metrics
+    assert (after_val := attachment.bus.latest("after_val_epoch")) is None or "accuracy" in after_val.metrics
 
 
 def test_what_is_logged(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ def test_what_is_logged(tmp_path: Path) -> None:
         ) -> None:
             runner.message_hub.update_scalar("train/mine", batch_idx)
 
-    ride = EventLoopHook(writers=[JSONLWriter()])
+    attachment = EventLoopHook(writers=[JSONLWriter()])
 
-    runner(tmp_path, Puts(), ride).train()
+    runner(tmp_path, Puts(), attachment).train()
 
     lines = [json.loads(line) for line in (tmp_path / "mm" / "metrics.jsonl").read_text().splitlines()]
     assert {"loss", "lr", "mine", "accuracy"} <= set().union(*lines)
@@ -163,13 +163,13 @@ class Tensors(BaseMetric):  # type: ignore[misc]
 def test_metrics_of_every_kind(tmp_path: Path) -> None:
     """Metrics that are tensors or arrays of one number arrive as floats, and hooks can monitor them."""
     hooks = [CheckpointHook(save_best="accuracy"), EarlyStoppingHook("accuracy", patience=1)]
-    ride = EventLoopHook(hooks=hooks, writers=[JSONLWriter()])
+    attachment = EventLoopHook(hooks=hooks, writers=[JSONLWriter()])
 
-    run = runner(tmp_path, ride, val_evaluator=[Tensors()], epochs=4)
+    run = runner(tmp_path, attachment, val_evaluator=[Tensors()], epochs=4)
     run.train()
 
     numbers = {"accuracy": 0.5, "single": 0.25, "numpy": 0.75, "array": 1.5, "count": 3.0}
-    assert (event := ride.bus.latest("after_val_epoch")) is not None
+    assert (event := attachment.bus.latest("after_val_epoch")) is not None
     assert event.metrics == numbers
     lines = [json.loads(line) for line in (tmp_path / "mm" / "metrics.jsonl").read_text().splitlines()]
     assert numbers.items() <= next(line for line in lines if "accuracy" in line).items()
@@ -194,11 +194,11 @@ def test_numbers_of_the_message_hub(tmp_path: Path) -> None:
                 runner.message_hub.update_scalar("val/once", 7.0)
             runner.message_hub.update_scalar("val/each", runner.epoch)
 
-    ride = EventLoopHook(writers=[JSONLWriter()])
+    attachment = EventLoopHook(writers=[JSONLWriter()])
     found: list[dict[str, float]] = []
-    ride.bus.on("after_val_epoch")(lambda trainer, event: found.append(dict(event.metrics)))
+    attachment.bus.on("after_val_epoch")(lambda trainer, event: found.append(dict(event.metrics)))
 
-    runner(tmp_path, Puts(), ride, val_evaluator=[Tensors()]).train()
+    runner(tmp_path, Puts(), attachment, val_evaluator=[Tensors()]).train()
 
     common = {"accuracy": 0.5, "single": 0.25, "numpy": 0.75, "array": 1.5, "count": 3.0}
     assert found == [{"once": 7.0, "each": 1.0, **common}, {"each": 2.0, **common}]
@@ -284,15 +284,15 @@ def named_notes() -> Notes:
 @pytest.mark.parametrize("by_epoch", [True, False])
 def test_a_stop_ends_the_runner(tmp_path: Path, by_epoch: bool) -> None:
     """`trainer.stop` in a handler ends the runner as its own early stopping does."""
-    ride = EventLoopHook(work_dir=tmp_path)
-    ride.bus.on("after_train_iter", start=2)(lambda trainer, event: trainer.stop("enough"))
+    attachment = EventLoopHook(work_dir=tmp_path)
+    attachment.bus.on("after_train_iter", start=2)(lambda trainer, event: trainer.stop("enough"))
     cfg = (
         {"by_epoch": True, "max_epochs": 9}
         if by_epoch
         else {"by_epoch": False, "max_iters": 99, "val_interval": 50}
     )
 
-    mm = runner(tmp_path, ride, train_cfg=cfg)
+    mm = runner(tmp_path, attachment, train_cfg=cfg)
     mm.train()
 
     assert mm.iter == (4 if by_epoch else 3)  # MMEngine finishes its epoch
@@ -302,10 +302,10 @@ def test_a_stop_ends_the_runner(tmp_path: Path, by_epoch: bool) -> None:
 @pytest.mark.parametrize("event", ["after_train_epoch", "after_val_epoch"])
 def test_a_stop_between_iterations(tmp_path: Path, event: str) -> None:
     """A stop at the end of an epoch or a validation ends the runner without another epoch."""
-    ride = EventLoopHook(work_dir=tmp_path)
-    ride.bus.on(event)(lambda trainer, event: trainer.stop("enough"))
+    attachment = EventLoopHook(work_dir=tmp_path)
+    attachment.bus.on(event)(lambda trainer, event: trainer.stop("enough"))
 
-    mm = runner(tmp_path, ride, epochs=9)
+    mm = runner(tmp_path, attachment, epochs=9)
     mm.train()
 
     assert mm.iter == 4
@@ -323,13 +323,13 @@ def test_an_error_of_the_host(tmp_path: Path, error: BaseException) -> None:
             if runner.iter == 3:
                 raise error
 
-    ride = EventLoopHook(writers=[JSONLWriter()], work_dir=tmp_path)
+    attachment = EventLoopHook(writers=[JSONLWriter()], work_dir=tmp_path)
 
     with pytest.raises(type(error)) as raised:
-        runner(tmp_path, Fails(), ride).train()
+        runner(tmp_path, Fails(), attachment).train()
 
     assert raised.value is error
-    assert ride.bus.closed
+    assert attachment.bus.closed
     assert read_costs(tmp_path).complete
     assert "loss" in (tmp_path / "metrics.jsonl").read_text()
 
@@ -344,25 +344,25 @@ def test_states_of_hooks_are_in_the_runners_checkpoint(
     first, second = EMAHook(momentum=0.5), EMAHook(momentum=0.5)
     runner(tmp_path, EventLoopHook(hooks=[first], work_dir=tmp_path), epochs=2).train()
     expected = [weight.clone() for weight in first.ema_model.module.parameters()]
-    ride = EventLoopHook(hooks=[second], work_dir=tmp_path)
+    attachment = EventLoopHook(hooks=[second], work_dir=tmp_path)
     loaded: list[torch.Tensor] = []
 
-    @ride.bus.on("before_train_epoch")
+    @attachment.bus.on("before_train_epoch")
     def inspect(trainer: Any, event: Any) -> None:
         loaded.extend(weight.clone() for weight in second.ema_model.module.parameters())
 
-    mm = runner(tmp_path, ride, epochs=3, resume=True, load_from=str(tmp_path / "mm" / "epoch_2.pth"))
+    mm = runner(tmp_path, attachment, epochs=3, resume=True, load_from=str(tmp_path / "mm" / "epoch_2.pth"))
     mm.train()
 
     assert all(torch.equal(a, b) for a, b in zip(expected, loaded, strict=True))
-    assert ride.trainer.iter == 12
+    assert attachment.trainer.iter == 12
 
 
 def test_a_validation_alone(tmp_path: Path) -> None:
     """`runner.val()` is a run with a validation and without a training."""
-    ride = EventLoopHook(work_dir=tmp_path)
+    attachment = EventLoopHook(work_dir=tmp_path)
     seen: list[str] = []
-    ride.bus.subscribe(
+    attachment.bus.subscribe(
         lambda event: seen.append(type(event).__name__),
         "before_run",
         "before_train",
@@ -370,7 +370,7 @@ def test_a_validation_alone(tmp_path: Path) -> None:
         "after_run",
     )
 
-    runner(tmp_path, ride).val()
+    runner(tmp_path, attachment).val()
 
     assert seen == ["BeforeRun", "AfterVal", "AfterRun"]
 

@@ -54,17 +54,17 @@ def test_a_told_run(tmp_path: Path) -> None:
 
     A run measured in epochs finishes its epoch, as after any stop.
     """
-    ride = EventLoopHook(work_dir=tmp_path)
+    attachment = EventLoopHook(work_dir=tmp_path)
 
-    @ride.command
+    @attachment.command
     def add(trainer: Any, one: int) -> int:
         """Add one."""
         return one + 1
 
     told = [("note", "hello"), ("add", "1"), ("rollback",), ("pause",), ("go",)]
-    send_at(ride.bus, {2: told, 3: [("stop", "enough")]})
+    send_at(attachment.bus, {2: told, 3: [("stop", "enough")]})
 
-    ours = runner(tmp_path, ride)
+    ours = runner(tmp_path, attachment)
     ours.train()
 
     assert sorted(outcomes(tmp_path)) == sorted([
@@ -73,16 +73,16 @@ def test_a_told_run(tmp_path: Path) -> None:
     ])  # fmt: skip
     (refused,) = [each for each in answers(tmp_path) if each.outcome == "refused"]
     assert refused.reason.endswith("the loop of MMEngine fetches its batches itself")
-    assert (ours.iter, ride.trainer.stop_reason) == (4, "enough")
+    assert (ours.iter, attachment.trainer.stop_reason) == (4, "enough")
 
 
 @pytest.mark.parametrize("by_iter", [True, False], ids=["by iteration", "by epoch"])
 def test_a_checkpoint_is_the_runners(tmp_path: Path, by_iter: bool) -> None:
     """The answer has the path of a file from which the runner resumes, after the same iteration."""
-    ride = EventLoopHook(work_dir=tmp_path)
-    send_at(ride.bus, {3: [("checkpoint",)]})
+    attachment = EventLoopHook(work_dir=tmp_path)
+    send_at(attachment.bus, {3: [("checkpoint",)]})
     options: dict[str, Any] = {"train_cfg": BY_ITER} if by_iter else {}
-    whole = runner(tmp_path, ride, **options)
+    whole = runner(tmp_path, attachment, **options)
     whole.train()
 
     (answer,) = answers(tmp_path)
@@ -95,14 +95,14 @@ def test_a_checkpoint_is_the_runners(tmp_path: Path, by_iter: bool) -> None:
 @pytest.mark.parametrize("scheduler", [POLY, STEPS], ids=["by iteration", "by epoch"])
 def test_a_steered_rate(tmp_path: Path, scheduler: dict[str, Any]) -> None:
     """Schedules of MMEngine go on in proportion, also in a run that resumes from the runner's checkpoint."""
-    ride, alone, told, again = EventLoopHook(work_dir=tmp_path), Rates(), Rates(), Rates()
+    attachment, alone, told, again = EventLoopHook(work_dir=tmp_path), Rates(), Rates(), Rates()
     hooks = {"param_scheduler": {"type": "ParamSchedulerHook"}}
     options: dict[str, Any] = {"param_scheduler": scheduler, "default_hooks": hooks}
     if scheduler is POLY:
         options["train_cfg"] = BY_ITER
-    send_at(ride.bus, {2: [("set", {"lr*": 0.5})], 3: [("checkpoint",)]})
+    send_at(attachment.bus, {2: [("set", {"lr*": 0.5})], 3: [("checkpoint",)]})
     runner(tmp_path, alone, **options).train()
-    ours = runner(tmp_path, ride, told, **options)
+    ours = runner(tmp_path, attachment, told, **options)
     ours.train()
 
     assert told.found == pytest.approx([*alone.found[:2], *(rate * 0.5 for rate in alone.found[2:])])
@@ -121,27 +121,27 @@ def test_a_validation_changes_nothing(tmp_path: Path) -> None:
     """A validation by command answers with the evaluator's metrics; weights are those of a run that nobody told."""
     found = []
     for plan in ({}, {2: [("validate",)], 6: [("validate",), ("checkpoint",)]}):
-        ride = EventLoopHook(work_dir=tmp_path / "ride")
-        send_at(ride.bus, plan)
-        found.append(runner(tmp_path, ride).train())
+        attachment = EventLoopHook(work_dir=tmp_path / "attachment")
+        send_at(attachment.bus, plan)
+        found.append(runner(tmp_path, attachment).train())
 
     assert same(*found)
-    alone = runner(tmp_path, load_from=str(tmp_path / "ride" / "iter_6.pth"))
-    assert answers(tmp_path / "ride")[1].result == pytest.approx(alone.val())
+    alone = runner(tmp_path, load_from=str(tmp_path / "attachment" / "iter_6.pth"))
+    assert answers(tmp_path / "attachment")[1].result == pytest.approx(alone.val())
 
 
 def test_what_the_runner_lacks_is_refused(tmp_path: Path) -> None:
     """A runner without a validation refuses one, and a save that fails is refused with its error."""
-    ride = EventLoopHook(work_dir=tmp_path)
+    attachment = EventLoopHook(work_dir=tmp_path)
 
     class Fails(mmengine.hooks.Hook):  # type: ignore[misc]
         def before_save_checkpoint(self, runner: Any, checkpoint: Any) -> None:
             if checkpoint["meta"]["iter"] == 2:
                 raise OSError("the disk is full")
 
-    send_at(ride.bus, {2: [("validate",), ("checkpoint",)]})
+    send_at(attachment.bus, {2: [("validate",), ("checkpoint",)]})
     nothing: dict[str, Any] = {"val_dataloader": None, "val_cfg": None, "val_evaluator": None}
-    ours = runner(tmp_path, ride, Fails(), **nothing)
+    ours = runner(tmp_path, attachment, Fails(), **nothing)
     ours.train()
 
     first, second = answers(tmp_path)

@@ -40,14 +40,17 @@ def without_training_data(work_dir: Path, *hooks: Any) -> Any:
 @pytest.mark.parametrize("mode", ["val", "test"])
 def test_training_data_that_is_not_there(tmp_path: Path, mode: str) -> None:
     """`runner.test()` and `runner.val()` read no training data, as without the bridge, and are recorded."""
-    ride = EventLoopHook(work_dir=tmp_path)
-    alone, ours = without_training_data(tmp_path / "alone"), without_training_data(tmp_path / "ours", ride)
+    attachment = EventLoopHook(work_dir=tmp_path)
+    alone, ours = (
+        without_training_data(tmp_path / "alone"),
+        without_training_data(tmp_path / "ours", attachment),
+    )
 
     expected = getattr(alone, mode)()
     metrics = getattr(ours, mode)()
 
     assert metrics.keys() == expected.keys()
-    event = ride.bus.latest(f"after_{mode}_epoch")
+    event = attachment.bus.latest(f"after_{mode}_epoch")
     assert event is not None
     assert dict(event.metrics) == {name: pytest.approx(value) for name, value in metrics.items()}
     assert read_costs(tmp_path).complete
@@ -55,14 +58,14 @@ def test_training_data_that_is_not_there(tmp_path: Path, mode: str) -> None:
 
 def test_hooks_that_a_program_calls_itself(tmp_path: Path) -> None:
     """A program that calls the runner's hooks outside of a run, and leaves out ends, meets no error."""
-    ride = EventLoopHook(work_dir=tmp_path)
-    ours = runner(tmp_path, ride)
+    attachment = EventLoopHook(work_dir=tmp_path)
+    ours = runner(tmp_path, attachment)
     batch = next(iter(loader(1)))
 
     for stage in ("train", "val", "test"):
         for when in ("before", "after"):
-            getattr(ride, f"{when}_{stage}_iter")(ours, batch_idx=0, data_batch=batch)
-            getattr(ride, f"{when}_{stage}_epoch")(ours)
+            getattr(attachment, f"{when}_{stage}_iter")(ours, batch_idx=0, data_batch=batch)
+            getattr(attachment, f"{when}_{stage}_epoch")(ours)
     ours.train()
 
     assert read_costs(tmp_path).complete

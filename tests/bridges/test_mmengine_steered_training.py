@@ -97,10 +97,10 @@ MOMENTS = {
 def test_a_steered_runner_trains_as_without_the_bridge(tmp_path: Path, moment: str, steer: str) -> None:
     """A runner that its user steers ends with the weights, counters and errors that it has without the bridge."""
     found = []
-    ride = EventLoopHook(work_dir=tmp_path / "ride")
+    attachment = EventLoopHook(work_dir=tmp_path / "attachment")
     seen: list[str] = []
-    ride.bus.on("*")(lambda event: seen.append(type(event).__name__))
-    for hooks in ([], [ride]):
+    attachment.bus.on("*")(lambda event: seen.append(type(event).__name__))
+    for hooks in ([], [attachment]):
         steers, count = at(moment, MOMENTS[moment], STEERS[steer]), Count()
         tests: dict[str, Any] = {"test_dataloader": loader(1), "test_cfg": {}, "test_evaluator": [Accuracy()]}
         ours = runner(tmp_path, steers, *hooks, count, **tests)
@@ -120,27 +120,29 @@ def test_a_steered_runner_trains_as_without_the_bridge(tmp_path: Path, moment: s
 
 def test_optimizers_that_a_program_changes(tmp_path: Path) -> None:
     """The logged rate, and the events of a step, are those of the optimizer that makes the step."""
-    ride = EventLoopHook(work_dir=tmp_path / "ride", writers=[JSONLWriter()])
+    attachment = EventLoopHook(work_dir=tmp_path / "attachment", writers=[JSONLWriter()])
     stepped: list[str] = []
-    ride.bus.on("after_optimizer_step", "after_backward")(lambda event: stepped.append(type(event).__name__))
+    attachment.bus.on("after_optimizer_step", "after_backward")(
+        lambda event: stepped.append(type(event).__name__)
+    )
 
     def change(runner: Runner) -> None:
         runner.optim_wrapper = OptimWrapper(torch.optim.SGD(runner.model.parameters(), lr=0.025))
         runner.optim_wrapper.initialize_count_status(runner.model, runner.iter, runner.max_iters)
 
-    runner(tmp_path, at("before_train_epoch", 2, change), ride).train()
+    runner(tmp_path, at("before_train_epoch", 2, change), attachment).train()
 
-    lines = list(read_jsonl(tmp_path / "ride" / "metrics.jsonl"))
+    lines = list(read_jsonl(tmp_path / "attachment" / "metrics.jsonl"))
     assert [line["lr"] for line in lines if "lr" in line] == [0.1, 0.025]
     assert stepped == ["AfterBackward", "AfterOptimizerStep"] * 8
 
 
 def test_another_hook_fails_at_the_end(tmp_path: Path) -> None:
     """A hook that fails after the training hides neither its error nor the next training."""
-    ride = EventLoopHook(work_dir=tmp_path / "ride", writers=[JSONLWriter()])
+    attachment = EventLoopHook(work_dir=tmp_path / "attachment", writers=[JSONLWriter()])
     seen: list[str] = []
-    ride.bus.on("before_run", "after_run")(lambda event: seen.append(type(event).__name__))
-    ours = runner(tmp_path, at("after_run", 1, fail), ride)
+    attachment.bus.on("before_run", "after_run")(lambda event: seen.append(type(event).__name__))
+    ours = runner(tmp_path, at("after_run", 1, fail), attachment)
 
     with pytest.raises(OSError, match="broken"):
         ours.train()
@@ -154,8 +156,8 @@ def test_another_hook_fails_at_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "outcome"), [(1, "runner.train_loop.stop_training"), (8, "completed")])
 def test_a_stop_of_the_host_is_the_reason(tmp_path: Path, number: int, outcome: str) -> None:
     """A training that a hook stops before its last iteration is not complete, and says who stopped it."""
-    ride = EventLoopHook(work_dir=tmp_path / "ride")
+    attachment = EventLoopHook(work_dir=tmp_path / "attachment")
 
-    runner(tmp_path, at("after_train_iter", number, stop), ride).train()
+    runner(tmp_path, at("after_train_iter", number, stop), attachment).train()
 
-    assert read_costs(tmp_path / "ride").outcome == outcome
+    assert read_costs(tmp_path / "attachment").outcome == outcome

@@ -51,11 +51,11 @@ def mmengine(work_dir: Path, hooks: Sequence[Any], epochs: int) -> Host:
     from eventloop.bridges.mmengine import EventLoopHook
     from tests.bridges.test_mmengine import runner
 
-    ride = EventLoopHook(hooks=hooks, work_dir=work_dir)
-    native = runner(work_dir, ride, epochs=epochs)
+    attachment = EventLoopHook(hooks=hooks, work_dir=work_dir)
+    native = runner(work_dir, attachment, epochs=epochs)
     native.optim_wrapper = native.build_optim_wrapper(native.optim_wrapper)  # else a config until it trains
     model = native.model
-    return Host(model.net, model, native.optim_wrapper.optimizer, native, ride.bus.on, native.train)
+    return Host(model.net, model, native.optim_wrapper.optimizer, native, attachment.bus.on, native.train)
 
 
 HOSTS = pytest.mark.parametrize("make_host", [ignite, mmengine])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.bridges.ride import Ride
+from eventloop.bridges.attachment import Attachment
 from eventloop.checkpoint import find_checkpoints
 from eventloop.hooks import CheckpointHook
 from eventloop.ownership import read_owner
@@ -18,23 +18,23 @@ from tests.ownership.trainings import alive, contents
 from tests.support.trainers import batches, build_trainer, tiny_model
 
 
-def host_run(work_dir: Path, **options: Any) -> Ride:
+def host_run(work_dir: Path, **options: Any) -> Attachment:
     """Run what a bridge tells of a host's training of two epochs."""
     options = {"hooks": [], "writers": [JSONLWriter()], "measure": True, **options}
-    ride = Ride("ignite", {}, None, work_dir=work_dir, **options)
-    drive(ride, tiny_model())
-    return ride
+    attachment = Attachment("ignite", {}, None, work_dir=work_dir, **options)
+    drive(attachment, tiny_model())
+    return attachment
 
 
-def drive(ride: Ride, model: torch.nn.Module) -> None:
-    trainer = ride.begin_run(model, native=object(), max_epochs=2)
+def drive(attachment: Attachment, model: torch.nn.Module) -> None:
+    trainer = attachment.begin_run(model, native=object(), max_epochs=2)
     for _ in range(2):
         trainer.begin_epoch(3)
         for batch in batches(3):
             trainer.begin_iter(batch)
             trainer.end_iter({"loss": torch.tensor(1.0)})
         trainer.end_epoch()
-    ride.end_run()
+    attachment.end_run()
 
 
 def test_beside_a_live_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -47,12 +47,12 @@ def test_beside_a_live_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     second = CheckpointHook(1, out_dir=tmp_path / "out")
     second.name = "second"
     with caplog.at_level(logging.ERROR):
-        ride = host_run(run, hooks=[CheckpointHook(1), second])
+        attachment = host_run(run, hooks=[CheckpointHook(1), second])
 
     assert contents(run) == before
     beside = tmp_path / "run-2"
-    assert ride.trainer is not None
-    assert ride.trainer.work_dir == beside
+    assert attachment.trainer is not None
+    assert attachment.trainer.work_dir == beside
     assert [path.name for path in find_checkpoints(beside)] == ["epoch_1", "epoch_2"]
     assert [path.name for path in find_checkpoints(tmp_path / "out" / "run-2")] == ["epoch_1", "epoch_2"]
     assert (beside / "metrics.jsonl").is_file()
@@ -70,18 +70,20 @@ def test_each_run_beside_a_live_one_has_its_own(tmp_path: Path) -> None:
         first, second = host_run(run), host_run(run)
         assert first.trainer is not None
         drive(first, first.trainer.model)
-    places = [ride.trainer.work_dir.name for ride in (first, second) if ride.trainer is not None]
+    places = [
+        attachment.trainer.work_dir.name for attachment in (first, second) if attachment.trainer is not None
+    ]
     assert places == ["run-2", "run-3"]
 
 
 def test_a_bridge_waits_for_no_run_that_ends(tmp_path: Path) -> None:
     """The start of its host's training is not held up."""
     run = tmp_path / "run"
-    trainer, rides = build_trainer(run), list[Ride]()
-    trainer.bus.subscribe(lambda event: rides.append(host_run(run)), "after_train", name="host")
+    trainer, attachments = build_trainer(run), list[Attachment]()
+    trainer.bus.subscribe(lambda event: attachments.append(host_run(run)), "after_train", name="host")
     trainer.train()
-    assert rides[0].trainer is not None
-    assert rides[0].trainer.work_dir == tmp_path / "run-2"
+    assert attachments[0].trainer is not None
+    assert attachments[0].trainer.work_dir == tmp_path / "run-2"
 
 
 def test_a_bridge_in_a_free_directory(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_validation_changes_nothing(tmp_path: Path) -> None:
     """A validation by command answers with the host's metrics; weights and own evaluations are as if nobody had told."""
     found, logs = [], []
     for plan in ({}, {2: [("validate",)], 3: [("validate",), ("checkpoint",)]}):
-        bridge = EventLoopCallback(work_dir=tmp_path / "ride")
+        bridge = EventLoopCallback(work_dir=tmp_path / "attachment")
         send_at(bridge.bus, plan)
         options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "eval_dataset": rows(8)}
         trainer = host(tmp_path, bridge, **options)
@@ -117,7 +117,7 @@ def test_a_validation_changes_nothing(tmp_path: Path) -> None:
     model = TinyModel()
     model.load_state_dict(load_file(tmp_path / "checkpoint-3" / "model.safetensors"))
     expected = host(tmp_path, model=model, eval_dataset=rows(8)).evaluate()
-    assert answers(tmp_path / "ride")[1].result["eval_loss"] == pytest.approx(expected["eval_loss"])
+    assert answers(tmp_path / "attachment")[1].result["eval_loss"] == pytest.approx(expected["eval_loss"])
 
 
 def test_a_validation_without_data_is_refused(tmp_path: Path) -> None:

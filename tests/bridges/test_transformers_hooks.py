@@ -1,4 +1,4 @@
-"""Hooks that ride along in Transformers, its checkpoints, and bad input of the bridge."""
+"""Hooks that attachment along in Transformers, its checkpoints, and bad input of the bridge."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_a_steered_trainer_trains_as_without_the_bridge(
 ) -> None:
     """A trainer that its user steers ends with the weights, counters and errors that it has without the bridge."""
     found = []
-    bridge = EventLoopCallback(work_dir=tmp_path / "ride")
+    bridge = EventLoopCallback(work_dir=tmp_path / "attachment")
     seen: list[str] = []
     bridge.bus.on("*")(lambda event: seen.append(type(event).__name__))
     for number, bridges in enumerate(([], [bridge])):

@@ -11,12 +11,12 @@ from weakref import ref
 
 import torch
 
+from eventloop.bridges.attachment import Attachment, stop_at_sigterm
 from eventloop.bridges.host import require
 from eventloop.bridges.host_numbers import numbers_of
 from eventloop.bridges.hosted import HostedTrainer
 from eventloop.bridges.optimizer_steps import announced_steps
 from eventloop.bridges.replaced_methods import ReplacedMethods
-from eventloop.bridges.ride import Ride, stop_at_sigterm
 from eventloop.bridges.row_names import RowNames
 from eventloop.bus import Bus
 from eventloop.costs.foreign_calls import ForeignCalls
@@ -95,7 +95,7 @@ def attach(
     )
     for mode, evaluator in (evaluators or {}).items():
         bridge.add_evaluator(mode, evaluator)
-    return bridge.ride.bus
+    return bridge.attachment.bus
 
 
 def bridge_to(
@@ -132,9 +132,13 @@ def bridge_to(
             _EVALUATIONS, 'give attach(engine, evaluators={"val": ...}) the evaluator'
         )
     check_optimizer(optimizer)
-    ride = Ride("ignite", never, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure)
-    _check_model(model, ride.hooks)
-    bridge = Bridge(engine, ride, torch.nn.Module() if model is None else model, optimizer, hidden=hidden)
+    attachment = Attachment(
+        "ignite", never, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
+    )
+    _check_model(model, attachment.hooks)
+    bridge = Bridge(
+        engine, attachment, torch.nn.Module() if model is None else model, optimizer, hidden=hidden
+    )
     setattr(engine, _ATTACHED, bridge)
     return bridge
 
@@ -183,7 +187,7 @@ class Bridge:
 
     Args:
         engine: the engine that trains.
-        ride: holds the bus and the trainer.
+        attachment: holds the bus and the trainer.
         model, optimizer: as in `attach`.
         hidden: as in `bridge_to`.
     """
@@ -191,16 +195,16 @@ class Bridge:
     def __init__(
         self,
         engine: Engine,
-        ride: Ride,
+        attachment: Attachment,
         model: torch.nn.Module,
         optimizer: Optimizers | None,
         *,
         hidden: bool,
     ) -> None:
-        self.ride = ride
+        self.attachment = attachment
         self._engine, self._model, self._optimizer = ref(engine), model, optimizer
         self._evaluators: list[tuple[str, ref[Engine]]] = []
-        ride.steer = partial(steer, evaluators=self._evaluators)
+        attachment.steer = partial(steer, evaluators=self._evaluators)
         # the handlers of STARTED are measured before there is a trainer
         self._at_start = ForeignCalls(lambda phase, seconds: None)
         self._names = RowNames()
@@ -220,7 +224,7 @@ class Bridge:
 
     @property
     def _trainer(self) -> HostedTrainer:
-        return self.ride.trainer  # type: ignore[return-value]  # it exists once a run has begun
+        return self.attachment.trainer  # type: ignore[return-value]  # it exists once a run has begun
 
     def riding(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `engine.run` to begin our run and to end it, even after errors that emit no ignite event.
@@ -237,7 +241,7 @@ class Bridge:
             with ExitStack() as self._during:
                 self._called = True
                 self._during.callback(self._reset)
-                if self.ride.measure:
+                if self.attachment.measure:
                     events = [Events.STARTED]
                     self._during.enter_context(measuring(engine, self._at_start, self._names, events=events))
                 self._during.enter_context(self._listening(engine))
@@ -247,7 +251,7 @@ class Bridge:
                         raise self._failure
                 except BaseException as error:
                     self._failure = None
-                    self.ride.end_run(error)
+                    self.attachment.end_run(error)
                     raise
                 self._end(engine)
             return state
@@ -257,7 +261,7 @@ class Bridge:
     def _end(self, engine: Engine) -> None:
         if self._in_run() and self._trainer.stop_reason is None:
             self._trainer.stop_reason = _reason(engine)
-        self.ride.end_run()
+        self.attachment.end_run()
 
     def _exit_run(self, engine: Engine) -> None:
         """End the run in which a handler runs the engine again."""
@@ -265,7 +269,7 @@ class Bridge:
         if engine.last_event_name == Events.COMPLETED:
             self._end(engine)
         else:
-            self.ride.end_unfinished_run()
+            self.attachment.end_unfinished_run()
 
     @contextmanager
     def _listening(self, engine: Engine) -> Iterator[None]:
@@ -294,7 +298,7 @@ class Bridge:
 
     def _in_run(self) -> bool:
         """Return whether a run of the bridge's trainer is under way."""
-        return self.ride.trainer is not None and self.ride.trainer.running
+        return self.attachment.trainer is not None and self.attachment.trainer.running
 
     def _begin_run(self, engine: Engine, iteration: int | None = None, epoch: int | None = None) -> None:
         try:
@@ -305,7 +309,7 @@ class Bridge:
 
     def _begin(self, engine: Engine, iteration: int | None, epoch: int | None) -> None:
         state = engine.state
-        trainer = self.ride.begin_run(
+        trainer = self.attachment.begin_run(
             self._model,
             native=engine,
             optimizer=self._optimizer,
@@ -317,7 +321,7 @@ class Bridge:
         stop_at_sigterm(trainer)
         if self._optimizer is not None:
             self._during.enter_context(announced_steps(trainer))
-        if self.ride.measure:
+        if self.attachment.measure:
             calls = trainer.foreign_calls
             calls.include(self._at_start)
             others = [event for event in engine._event_handlers if event is not Events.STARTED]
@@ -364,8 +368,8 @@ class Bridge:
     def add_evaluator(self, mode: str, evaluator: Engine) -> None:
         """Emit the events of an evaluator's runs for "val" and "test"; log its metrics for other modes."""
         self._evaluators.append((mode, ref(evaluator)))
-        EvaluatorHandlers(evaluator, mode, cast(Engine, self._engine()), self.ride)
-        if self.ride.measure and self._in_run():
+        EvaluatorHandlers(evaluator, mode, cast(Engine, self._engine()), self.attachment)
+        if self.attachment.measure and self._in_run():
             self._during.enter_context(measuring(evaluator, self._trainer.foreign_calls, self._names))
 
 

@@ -10,9 +10,9 @@ from weakref import ref
 from ignite.engine import Engine, Events
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
+from eventloop.bridges.attachment import Attachment
 from eventloop.bridges.host_numbers import numbers_of, read_numbers
 from eventloop.bridges.hosted import HostedTrainer
-from eventloop.bridges.ride import Ride
 from eventloop.evaluation.schedule import Evaluate
 from eventloop.metrics.scalar_value import is_single
 
@@ -36,11 +36,11 @@ class EvaluatorHandlers:
         evaluator: the engine that evaluates.
         mode: "val", "test", or another name for its metrics.
         engine: the engine that trains.
-        ride: holds the trainer.
+        attachment: holds the trainer.
     """
 
-    def __init__(self, evaluator: Engine, mode: str, engine: Engine, ride: Ride) -> None:
-        self._mode, self._engine, self._ride = mode, ref(engine), ride
+    def __init__(self, evaluator: Engine, mode: str, engine: Engine, attachment: Attachment) -> None:
+        self._mode, self._engine, self._attachment = mode, ref(engine), attachment
         self._at: tuple[object, int] | None = None  # the engine's run, by its state, and the step
         self._runs = 0  # runs over other data than the training's at this step
         self._logs_as = ""  # the mode of the evaluator's present run; "" between runs
@@ -53,7 +53,7 @@ class EvaluatorHandlers:
     @property
     def _trainer(self) -> HostedTrainer | None:
         """The trainer of the bridge while its engine runs; evaluators may also run before or after that."""
-        trainer = self._ride.trainer
+        trainer = self._attachment.trainer
         return trainer if trainer is not None and trainer.running else None
 
     def _begin(self, evaluator: Engine) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import new_class
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from eventloop.bridges.attachment import Attachment, HasAttachment
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
 from eventloop.bridges.host_numbers import read_numbers
@@ -23,7 +24,6 @@ from eventloop.bridges.lightning.costs import HostCosts, followed_by, replaced
 from eventloop.bridges.lightning.directory import directory_of
 from eventloop.bridges.lightning.loaders import loader_names
 from eventloop.bridges.lightning.run_facts import logged_of, loop_of, optimizers_of, total_of, whole_loss
-from eventloop.bridges.ride import HasRide, Ride
 from eventloop.bus import Bus
 from eventloop.events import AfterBackward, AfterOptimizerStep, BeforeOptimizerStep
 
@@ -40,7 +40,7 @@ NEVER = {"optimizer_step_skipped": "Lightning does not say that a step was skipp
 """The events that no Lightning trainer can emit, with the reasons."""
 
 
-class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
+class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
     """Emit the events of a Lightning training on a bus.
 
         bridge = EventLoopCallback(hooks=[EMAHook()], writers=[JSONLWriter()])
@@ -91,7 +91,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
 
     def _begin(self, bus: Bus | None) -> None:
         copied = {*vars(self)}
-        self._ride = Ride("Lightning", NEVER, bus, steer=steer, **self._options)
+        self._attachment = Attachment("Lightning", NEVER, bus, steer=steer, **self._options)
         self._costs = HostCosts()
         self._installed, self._during, self._watching = ExitStack(), ExitStack(), ExitStack()
         self._watches_steps = False
@@ -103,11 +103,11 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
 
     @property
     def _driven(self) -> DrivenTrainer:
-        return self._ride.trainer  # type: ignore[return-value]  # it exists once a run has begun
+        return self._attachment.trainer  # type: ignore[return-value]  # it exists once a run has begun
 
     @property
     def _running(self) -> bool:
-        return self._ride.trainer is not None and self._ride.trainer.running
+        return self._attachment.trainer is not None and self._attachment.trainer.running
 
     # --- the run -------------------------------------------------------------------------------------------
 
@@ -123,23 +123,23 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
                 f"expected one EventLoopCallback in the callbacks of a Trainer, got {len(bridges)}: give one "
                 "of them all hooks and writers"
             )
-        if self._ride.within_call:
+        if self._attachment.within_call:
             return  # a callback evaluates within the run, which goes on
         self._installed.close()
-        ending = partial(self._ride.ending_run, end=self._end_run)
+        ending = partial(self._attachment.ending_run, end=self._end_run)
         self._installed.enter_context(replaced(loop_of(trainer, stage), "run", ending))
-        if self._ride.measure:
+        if self._attachment.measure:
             self._installed.enter_context(self._costs.installed(trainer, self))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Stop measuring."""
-        if not self._ride.within_call:
+        if not self._attachment.within_call:
             self._end_run()
             self._installed.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End the run because of an error, which Lightning itself raises."""
-        if not self._ride.within_call:
+        if not self._attachment.within_call:
             self._end_run(exception)
             self._installed.close()
 
@@ -164,11 +164,11 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
     def _begin_run(self, trainer: Any, *, training: bool) -> None:
         if self._running:
             self._during.close()
-            self._ride.end_unfinished_run()
+            self._attachment.end_unfinished_run()
         self._trains, self._optimizers = training, trainer.optimizers
         epochs, steps = trainer.max_epochs, trainer.max_steps
         max_epochs = epochs if training and epochs and epochs > 0 else None
-        driven = self._ride.begin_run(
+        driven = self._attachment.begin_run(
             trainer.lightning_module,
             native=trainer,
             optimizer=optimizers_of(trainer) if training else None,
@@ -192,7 +192,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._watching.close()
         self._optimizers = None
         self._costs.detach()
-        self._ride.end_run(error)
+        self._attachment.end_run(error)
 
     def _stop_host(self) -> None:
         """Stop the Lightning trainer if a handler has requested a stop, on this rank or another one."""
@@ -340,12 +340,12 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the hooks, for Lightning's checkpoint; {} if all hooks are stateless."""
-        state = self._ride.state_dict()
+        state = self._attachment.state_dict()
         return state if state.get("hooks") else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the states of the hooks from Lightning's checkpoint."""
-        self._ride.load_state_dict(state_dict)
+        self._attachment.load_state_dict(state_dict)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy or pickle the callback with its options, in the state before its first run.
@@ -353,8 +353,8 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         Raises:
             TypeError: the bus has handlers, or the program has added commands, which the copy would lack.
         """
-        given = self._ride.given_name()
-        if not self._own_bus or self._ride.commands or (self._ride.trainer is None and given):
+        given = self._attachment.given_name()
+        if not self._own_bus or self._attachment.commands or (self._attachment.trainer is None and given):
             raise TypeError(
                 "an EventLoopCallback is copied, or sent to a process, without the handlers of its bus, and "
                 f"{given or 'this bus'} was given to it: let a Hook in hooks=[...] handle and add commands"

@@ -8,11 +8,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from eventloop.bridges.attachment import Attachment, HasAttachment, stop_at_sigterm
 from eventloop.bridges.driven import name_of_host
 from eventloop.bridges.host import require
 from eventloop.bridges.host_numbers import read_numbers
 from eventloop.bridges.optimizer_steps import announced_steps
-from eventloop.bridges.ride import HasRide, Ride, stop_at_sigterm
 from eventloop.bridges.row_names import RowNames
 from eventloop.bridges.unmeasured import measuring_only
 from eventloop.bus import Bus
@@ -37,16 +37,16 @@ _STATE = "eventloop"
 
 
 @HOOKS.register_module(force=True)
-class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is not typed
+class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is not typed
     """Emit the events of a runner's trainings, validations and tests on a bus.
 
-        ride = EventLoopHook(writers=[JSONLWriter()])
+        attachment = EventLoopHook(writers=[JSONLWriter()])
 
-        @ride.bus.on("after_train_iter", priority=70)
+        @attachment.bus.on("after_train_iter", priority=70)
         def show(trainer, event):
             print(event.iter, trainer.outputs["loss"])
 
-        Runner(..., custom_hooks=[ride]).train()
+        Runner(..., custom_hooks=[attachment]).train()
 
     It runs after the runner's other hooks, except those of lowest priority. Numbers that hooks of the runner
     put into its message hub are logged, too: in each iteration, and those of `val/` and `test/` with the
@@ -73,10 +73,10 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         work_dir: str | Path | None = None,
         measure: bool = True,
     ) -> None:
-        self._ride = Ride(
+        self._attachment = Attachment(
             "MMEngine", NEVER, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
         )
-        self._ride.steer = partial(steer, methods=self._ride.methods)
+        self._attachment.steer = partial(steer, methods=self._attachment.methods)
         self._trains = False  # whether the run has a training
         self._wrappers: list[Any] = []  # optim wrappers whose `backward` is measured
         self._put_before: dict[str, Any] = {}  # values of the message hub, as the last validation left them
@@ -94,22 +94,22 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
                 "expected one EventLoopHook in the hooks of a Runner, got two: give one of them all hooks "
                 "and writers"
             )
-        if self._ride.within_call:
+        if self._attachment.within_call:
             return  # a hook validates or tests within the training, whose run goes on
-        self._ride.end_unfinished_run()
-        self._ride.methods.restore()
+        self._attachment.end_unfinished_run()
+        self._attachment.methods.restore()
         for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
             if callable(
                 getattr(loop, "run", None)
             ):  # else it is a config, of a loop that this run does not need
-                self._ride.methods.replace(loop, "run", self._ride.ending_run)
+                self._attachment.methods.replace(loop, "run", self._attachment.ending_run)
 
     def _begin_run(self, runner: Runner, *, training: bool) -> None:
         self._trains = training
         loop = _train_loop(runner)
         by_epoch = not training or isinstance(loop, EpochBasedTrainLoop)
         wrappers = runner.optim_wrapper if training else None
-        trainer = self._ride.begin_run(
+        trainer = self._attachment.begin_run(
             runner.model,
             native=runner,
             optimizer=_optimizers(wrappers),
@@ -126,30 +126,30 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         self._follow_steps = trainer.during_run.enter_context(announced_steps(trainer))
         self._wrappers = []
         self._measure_backward(wrappers)
-        if self._ride.measure:
+        if self._attachment.measure:
             names = RowNames()
             for hook in runner.hooks:
                 self._measure(hook, names)
 
     def after_run(self, runner: Runner) -> None:
         """End the run, unless a hook has validated or tested within the training."""
-        if self._ride.within_call:
+        if self._attachment.within_call:
             return
         loop = _train_loop(runner)
         if self._runs and self._trains and self.trainer.stop_reason is None and _ended_early(loop):
             self.trainer.stop_reason = "runner.train_loop.stop_training"
-        self._ride.end_run()
+        self._attachment.end_run()
 
     def before_train(self, runner: Runner) -> None:
         """Begin a run that trains."""
         if self._runs:
-            self._ride.end_run()  # of a validation that another hook has made before the training
+            self._attachment.end_run()  # of a validation that another hook has made before the training
         self._begin_run(runner, training=True)
 
     @property
     def _runs(self) -> bool:
         """Whether a run has begun; a loop of the program's own may call hooks without one."""
-        return self._ride.trainer is not None and self._ride.trainer.running
+        return self._attachment.trainer is not None and self._attachment.trainer.running
 
     # --- the training --------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
             if (loop := _train_loop(runner)) is not None:
                 loop.stop_training = True
             if trainer.stop_signal is not None:  # the runner would train to the end of its epoch
-                self._ride.end_run()  # ends the program, too
+                self._attachment.end_run()  # ends the program, too
 
     def after_train_epoch(self, runner: Runner) -> None:
         """End the epoch."""
@@ -203,7 +203,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         for wrapper in named_optimizers(wrappers).values():
             if not any(each is wrapper for each in self._wrappers):
                 self._wrappers.append(wrapper)
-                self._ride.methods.replace(wrapper, "backward", self._backward)
+                self._attachment.methods.replace(wrapper, "backward", self._backward)
 
     def _backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         trainer, waits = self.trainer, self.trainer.clock.waits
@@ -229,7 +229,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         self._begin_evaluation(runner, "test")
 
     def _begin_evaluation(self, runner: Runner, mode: Any) -> None:
-        if self._ride.trainer is None or not self._ride.trainer.running:
+        if self._attachment.trainer is None or not self._attachment.trainer.running:
             self._begin_run(runner, training=False)
         self.trainer.begin_val(mode)
 
@@ -268,11 +268,11 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """Add the states of the hooks to the runner's checkpoint."""
-        checkpoint[_STATE] = self._ride.state_dict()
+        checkpoint[_STATE] = self._attachment.state_dict()
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """Load the states of the hooks from the runner's checkpoint."""
-        self._ride.load_state_dict(checkpoint.get(_STATE, {}))
+        self._attachment.load_state_dict(checkpoint.get(_STATE, {}))
 
     def _measure(self, hook: Any, names: RowNames) -> None:
         """Measure the methods of one of the runner's hooks until the run ends."""
@@ -283,7 +283,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         label = names.of(hook, cls.__name__, suffix)
         with measuring_only(f"a {cls.__name__} of MMEngine"):
             for stage in hook.get_triggered_stages():
-                self._ride.methods.replace(
+                self._attachment.methods.replace(
                     hook, stage, partial(self._measured, f"{label}.{stage}{suffix}", stage)
                 )
 

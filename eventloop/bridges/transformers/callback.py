@@ -14,10 +14,10 @@ from time import perf_counter
 from typing import Any, Literal
 from weakref import ref
 
+from eventloop.bridges.attachment import Attachment, HasAttachment, stop_at_sigterm
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
 from eventloop.bridges.host_numbers import numbers_of, read_numbers
-from eventloop.bridges.ride import HasRide, Ride, stop_at_sigterm
 from eventloop.bridges.state_file import read_state, write_state
 from eventloop.bus import Bus
 from eventloop.costs.foreign_calls import ForeignCalls
@@ -56,7 +56,7 @@ EVALUATIONS: dict[str, Evaluate] = {"evaluate": "val", "predict": "test"}
 """The methods of the Transformers trainer that evaluate, and the mode of their evaluation."""
 
 
-class EventLoopCallback(HasRide, TrainerCallback):
+class EventLoopCallback(HasAttachment, TrainerCallback):
     """Emit the events of a training that a Transformers `Trainer` (the host) runs.
 
         bridge = EventLoopCallback(hooks=[EMAHook()], writers=[JSONLWriter()])
@@ -97,13 +97,13 @@ class EventLoopCallback(HasRide, TrainerCallback):
         work_dir: str | Path | None = None,
         measure: bool = True,
     ) -> None:
-        self._ride = Ride(
+        self._attachment = Attachment(
             "Transformers", NEVER, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
         )
         self._commands = HostCommands()
-        self._ride.steer = self._commands.steer
+        self._attachment.steer = self._commands.steer
         self._calls = ForeignCalls(self._charge)
-        self._callbacks = MeasuredCallbacks(self._calls, self._ride.methods, EventLoopCallback)
+        self._callbacks = MeasuredCallbacks(self._calls, self._attachment.methods, EventLoopCallback)
         self._watched: ref[Any] | None = None  # the host whose `train` is wrapped
         self._within_train = False  # whether the wrapped `train` is running
         self._evaluated = 0  # number of batches of the running evaluation, or of its data set
@@ -129,15 +129,15 @@ class EventLoopCallback(HasRide, TrainerCallback):
                 "drive that loop with eventloop.bridges.DrivenTrainer"
             )
         host, resumed_from = found
-        self._ride.end_run()  # ends the former run, if the host restarts with smaller batches
+        self._attachment.end_run()  # ends the former run, if the host restarts with smaller batches
         self._watch(host)
         if not self._within_train:  # added to a trainer that had been built
             for name in ("training_step", "get_batch_samples"):
-                self._ride.methods.replace(host, name, self._ride.ending_run)
+                self._attachment.methods.replace(host, name, self._attachment.ending_run)
         if resumed_from is not None:
-            self._ride.load_state_dict(read_state(resumed_from))
+            self._attachment.load_state_dict(read_state(resumed_from))
         by_epoch, epoch = args.max_steps <= 0, int(state.epoch or 0)
-        trainer = self._ride.begin_run(
+        trainer = self._attachment.begin_run(
             kwargs["model"],
             native=host,
             optimizer=kwargs["optimizer"],
@@ -155,23 +155,25 @@ class EventLoopCallback(HasRide, TrainerCallback):
     def _join(self, host: Any, trainer: DrivenTrainer) -> None:
         """Replace the methods of the host by which phases are seen, until the run ends."""
         stop_at_sigterm(trainer)
-        self._ride.methods.replace(host, "get_batch_samples", partial(waits_for_data, trainer))
+        self._attachment.methods.replace(host, "get_batch_samples", partial(waits_for_data, trainer))
         for name, (phase, event) in PARTS.items():
-            self._ride.methods.replace(host.accelerator, name, partial(measured_part, trainer, phase, event))
+            self._attachment.methods.replace(
+                host.accelerator, name, partial(measured_part, trainer, phase, event)
+            )
         self._begin_measuring(host, trainer)
 
     def _begin_measuring(self, host: Any, trainer: DrivenTrainer) -> None:
         trainer.foreign_calls = self._calls
-        self._callbacks = MeasuredCallbacks(self._calls, self._ride.methods, EventLoopCallback)
+        self._callbacks = MeasuredCallbacks(self._calls, self._attachment.methods, EventLoopCallback)
         self._measure(host)
 
     def _measure(self, host: Any) -> None:
-        if self._ride.measure:
+        if self._attachment.measure:
             self._callbacks.measure(host.callback_handler.callbacks)
 
     def _charge(self, phase: Literal["hooks"], seconds: float) -> None:
         """Count a callback's time in the iteration, unless it is within an evaluation, which is left out."""
-        trainer = self._ride.trainer
+        trainer = self._attachment.trainer
         if trainer is not None and trainer.metrics.inside.mode == "train":
             trainer.clock.charge(phase, seconds)
 
@@ -179,7 +181,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
         """End the run, unless the wrapped `train` of the host will do it after all callbacks have ended."""
         self._record_early_end(state, control)
         if not self._within_train:
-            self._ride.end_run()
+            self._attachment.end_run()
 
     def _watch(self, host: Any) -> None:
         """Wrap the host's `train` so that the run is ended in every case.
@@ -192,7 +194,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
         _check_single(host.callback_handler.callbacks)
         if self._watched is not None and self._watched() is host:
             return
-        self._watched, train = ref(host), self._ride.ending_run(host.train)
+        self._watched, train = ref(host), self._attachment.ending_run(host.train)
 
         @wraps(train)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -201,7 +203,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
                 result = train(*args, **kwargs)
             finally:
                 self._within_train = False
-            self._ride.end_run()
+            self._attachment.end_run()
             return result
 
         host.train = watched
@@ -265,7 +267,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
 
         @wraps(call)
         def evaluate(*args: Any, **kwargs: Any) -> Any:
-            trainer, prefix = self._ride.trainer, kwargs.get("metric_key_prefix", "eval")
+            trainer, prefix = self._attachment.trainer, kwargs.get("metric_key_prefix", "eval")
             if trainer is None or not trainer.running:
                 self._prefix = prefix
                 return self._evaluate_alone(host, mode, partial(call, *args, **kwargs))
@@ -281,7 +283,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
 
     def _evaluate_alone(self, host: Any, mode: Evaluate, call: Callable[[], Any]) -> Any:
         args, state = host.args, host.state
-        trainer = self._ride.begin_run(
+        trainer = self._attachment.begin_run(
             host.model,
             native=host,
             by_epoch=args.max_steps <= 0,
@@ -291,8 +293,8 @@ class EventLoopCallback(HasRide, TrainerCallback):
             training=False,
         )
         self._begin_measuring(host, trainer)
-        result = self._ride.ending_run(self._evaluate)(trainer, mode, call)
-        self._ride.end_run()
+        result = self._attachment.ending_run(self._evaluate)(trainer, mode, call)
+        self._attachment.end_run()
         return result
 
     def _evaluate(self, trainer: DrivenTrainer, mode: Evaluate, call: Callable[[], Any]) -> Any:
@@ -309,14 +311,14 @@ class EventLoopCallback(HasRide, TrainerCallback):
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Emit `after_val_iter`, or `after_test_iter`."""
-        trainer = self._ride.trainer
+        trainer = self._attachment.trainer
         if trainer is not None and trainer.running and trainer.mode != "train":
             trainer.end_val_iter(None, self._evaluated, self._loader)
             self._evaluated += 1
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Emit the numbers that the host logs as `scalars_logged`."""
-        if (trainer := self._ride.trainer) is None or not trainer.running:
+        if (trainer := self._attachment.trainer) is None or not trainer.running:
             return
         numbers = numbers_of(_without_epoch(kwargs["logs"]))
         if trainer.mode != "train":  # our logger logs the metrics of an evaluation, at its end
@@ -328,14 +330,14 @@ class EventLoopCallback(HasRide, TrainerCallback):
         """Save the states of the hooks in the host's checkpoint."""
         checkpoint = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         if state.is_world_process_zero and checkpoint.is_dir():
-            write_state(checkpoint, self._ride.state_dict())
+            write_state(checkpoint, self._attachment.state_dict())
         if self._commands.saves:
             self._commands.saved(self._running())
 
     # --- parts --------------------------------------------------------------------------------------------
 
     def _running(self) -> DrivenTrainer:
-        if (trainer := self._ride.trainer) is None:
+        if (trainer := self._attachment.trainer) is None:
             raise RuntimeError("EventLoopCallback got the host's event before on_train_begin")
         return trainer
 

@@ -46,10 +46,10 @@ logger = logging.getLogger("eventloop")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class HasRide:
-    """A bridge with the public attributes `bus` and `trainer`, which it takes from its ride."""
+class HasAttachment:
+    """A bridge with the public attributes `bus` and `trainer`, which it takes from its attachment."""
 
-    _ride: Ride
+    _attachment: Attachment
 
     @property
     def bus(self) -> Bus:
@@ -58,7 +58,7 @@ class HasRide:
         `print(bridge.bus)` lists the bridge's hooks and writers from `before_run` of that run on: they need
         its model, rank and directory.
         """
-        return self._ride.bus
+        return self._attachment.bus
 
     @property
     def trainer(self) -> DrivenTrainer:
@@ -67,8 +67,8 @@ class HasRide:
         Raises:
             RuntimeError: the host has not begun a run yet.
         """
-        if (trainer := self._ride.trainer) is None:
-            raise RuntimeError(f"the bridge has no trainer before the first run of {self._ride.host}")
+        if (trainer := self._attachment.trainer) is None:
+            raise RuntimeError(f"the bridge has no trainer before the first run of {self._attachment.host}")
         return trainer
 
     def command(self, function: F) -> F:
@@ -81,11 +81,11 @@ class HasRide:
         Raises:
             TypeError, ValueError: as `Trainer.command`, here or at the begin of the host's first run.
         """
-        self._ride.add_command(function)
+        self._attachment.add_command(function)
         return function
 
 
-class Ride:
+class Attachment:
     """The bus and the trainer of a bridge.
 
     The bus exists from the creation of the bridge, the trainer from the host's first run.
@@ -94,7 +94,7 @@ class Ride:
         host: the engine's name, for errors.
         never: the events that this host cannot emit, with the reasons.
         bus, hooks, writers, work_dir, measure: arguments of the bridge.
-        followed: a function that is called with this ride, and so with that of each copy of the bridge.
+        followed: a function that is called with this attachment, and so with that of each copy of the bridge.
         steer: a function that gives the new trainer the commands that the host applies itself.
 
     Raises:
@@ -112,7 +112,7 @@ class Ride:
         writers: Sequence[Any],
         work_dir: str | Path | None,
         measure: bool,
-        followed: Callable[[Ride], None] | None = None,
+        followed: Callable[[Attachment], None] | None = None,
         steer: Callable[[HostedTrainer], None] = lambda trainer: None,
     ) -> None:
         check_bus(bus)

@@ -10,7 +10,7 @@ import pytest
 
 from eventloop import Bus
 from eventloop.bridges import host
-from eventloop.bridges.ride import Ride
+from eventloop.bridges.attachment import Attachment
 from eventloop.hooks import (
     CallbackHook,
     EMAHook,
@@ -25,11 +25,11 @@ from tests.support.internals import substitute
 from tests.support.trainers import tiny_model
 
 
-def ride(bus: Bus | None = None, **changes: Any) -> Ride:
-    """Make the ride of a bridge to an engine that has no moment for `optimizer_step_skipped`."""
+def attachment(bus: Bus | None = None, **changes: Any) -> Attachment:
+    """Make the attachment of a bridge to an engine that has no moment for `optimizer_step_skipped`."""
     never = {"optimizer_step_skipped": "toyloop does not say that a step was skipped"}
     options: dict[str, Any] = {"hooks": (), "writers": (), "work_dir": None, "measure": True}
-    return Ride("toyloop", never, bus, **{**options, **changes})
+    return Attachment("toyloop", never, bus, **{**options, **changes})
 
 
 @pytest.mark.parametrize(("arguments", "error", "words"), [
@@ -43,12 +43,12 @@ def ride(bus: Bus | None = None, **changes: Any) -> Ride:
 def test_hooks_and_writers(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     """What is no hook or no writer is refused where the bridge is made, and not at the host's first run."""
     with pytest.raises(error, match=words):
-        ride(**arguments)
+        attachment(**arguments)
 
 
 def test_the_printed_bus_has_hooks_and_writers_from_the_run_on(tmp_path: Path) -> None:
     """Hooks need the host's model, so `print(bridge.bus)` lists them, and the writers, in `before_run`."""
-    bridge = ride(hooks=[EMAHook()], writers=[JSONLWriter()], work_dir=tmp_path)
+    bridge = attachment(hooks=[EMAHook()], writers=[JSONLWriter()], work_dir=tmp_path)
     printed: list[str] = []
     bridge.bus.on("before_run")(lambda trainer, event: printed.append(str(trainer.bus)))
 
@@ -68,7 +68,7 @@ def test_a_bus_with_a_hook_that_owns_a_part_of_the_loop(hook: Hook) -> None:
     with pytest.raises(
         ValueError, match=rf"{type(hook).__name__} does .* itself, which toyloop does here: leave"
     ):
-        ride(bus)
+        attachment(bus)
 
 
 class Skipped(Hook):
@@ -103,12 +103,12 @@ def test_a_hook_for_an_event_that_the_host_never_emits(hook: Hook, name: str) ->
     """It is refused where the bridge is made, with the names of the hook's method and the event, and the reason."""
     words = rf"{name} subscribes to optimizer_step_skipped, which this bus never has: toyloop does not say"
     with pytest.raises(ValueError, match=words):
-        ride(hooks=[EMAHook(), hook])
+        attachment(hooks=[EMAHook(), hook])
 
 
 def test_a_hook_with_its_own_attach(tmp_path: Path) -> None:
     """A hook whose `attach` leaves out the event that the host lacks is accepted, and runs."""
-    bridge = ride(hooks=[Chooses()], work_dir=tmp_path)
+    bridge = attachment(hooks=[Chooses()], work_dir=tmp_path)
     bridge.begin_run(tiny_model(), native=None)
     bridge.end_run()
 
