@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from eventloop.background.queues.options import Overflow
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, Event, EventsDropped, ScalarsLogged
 from tests.conftest import DEADLINE, Held
+from tests.support.internals import substitute
+from tests.support.process_support import until
 from tests.support.spilling import emit, hold, in_both_kinds, iters, subscribe
 
 
@@ -84,6 +87,27 @@ def test_drops_are_reported_as_an_event(held: Held) -> None:
 
     assert polled == told
     assert sum(event.count for event in told) == 18
+
+
+@pytest.mark.parametrize("overflow", ["drop_oldest", "drop_newest", "latest"])
+def test_a_dropped_report_is_not_reported(
+    bus: Bus, held: Held, monkeypatch: pytest.MonkeyPatch, overflow: Overflow
+) -> None:
+    """The report of it would be dropped by the same queue, and be the next one to report, for ever."""
+    substitute(monkeypatch, "background.DROP_REPORT_SECONDS", 0.0)
+    handlers: list[str] = []
+    bus.subscribe(lambda event: handlers.append(event.handler), EventsDropped, offload="thread")
+    full = bus.subscribe(held, EventsDropped, offload="thread", name="full", queue=1, overflow=overflow)
+    source = Held()
+    hold(bus, source, queue=1, overflow="latest")
+    for number in range(5):
+        emit(bus, 2, start=1 + 2 * number)
+        until(lambda count=number: len(handlers) > count)  # type: ignore[misc]
+
+    assert full.stats.dropped >= 1
+    assert {*handlers} == {"held"}
+    held.let_go()
+    source.let_go()
 
 
 def test_queue_of_one_event_type_may_be_overrun_by_another(bus: Bus, held: Held) -> None:

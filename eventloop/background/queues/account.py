@@ -85,8 +85,12 @@ class Account:
             new: whether it is not counted as received yet.
         """
         self.received += new
-        self.dropped += 1
         self.dropped_at_end += 1
+        self.displace(event_type)
+
+    def displace(self, event_type: type[Event]) -> None:
+        """Count the oldest event of the queue as dropped, in favour of a newer one."""
+        self.dropped += 1
         if event_type is EventsDropped:  # not reported: the report would be dropped here again, forever
             self.drops_reported += 1
 

@@ -245,8 +245,7 @@ class Inbox:
             return
         self.buffer.append(item)
         if len(self.buffer) > self.capacity and self._overflow in ("drop_oldest", "latest"):
-            self.buffer.popleft()
-            self.account.dropped += 1
+            self.account.displace(_type_of(self.buffer.popleft()))
 
     # --- taking out (the subscriber's own thread or task) --------------------------------------------------
 
