@@ -70,7 +70,7 @@ class Forked(subprocess.Popen[str]):
 
         def _wait(self, timeout: float | None) -> int:
             if self.returncode is None:
-                if not select.select([self._status], [], [], timeout)[0]:
+                if not select.select([self._status], [], [], timeout and max(0.0, timeout))[0]:
                     raise subprocess.TimeoutExpired(self.args, timeout or 0)
                 self.returncode = self._received_status()
                 self._status.close()

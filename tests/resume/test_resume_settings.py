@@ -113,7 +113,7 @@ SCHEDULERS = {
     ),
     "chain": lambda o: torch_lr.ChainedScheduler([torch_lr.LinearLR(o), torch_lr.ExponentialLR(o, 0.9)]),
     "lambda": lambda o: torch_lr.LambdaLR(o, lambda step: 0.9**step),
-    "window": lambda o: {"type": "StepLR", "step_size": 2, "begin": 1, "by_epoch": False},
+    "window": lambda o: {"type": "StepLR", "step_size": 2, "gamma": 0.5, "begin": 1, "by_epoch": False},
     "momentum": lambda o: {"type": "LinearMomentum", "start_factor": 0.5, "end": 9, "by_epoch": False},
 }
 
@@ -144,7 +144,7 @@ OTHERS: list[tuple[str, Any, list[str]]] = [
     ("sequence", lambda o: torch_lr.SequentialLR(
         o, [torch_lr.LinearLR(o, 0.1, total_iters=4), torch_lr.StepLR(o, 2)], [4]
     ), ["SequentialLR.milestones: [3]", "SequentialLR.schedulers[0].total_iters: 3"]),
-    ("window", lambda o: {"type": "StepLR", "step_size": 3, "begin": 1, "by_epoch": False}, ["StepLR.step_size: 2"]),
+    ("window", lambda o: {"type": "StepLR", "step_size": 3, "gamma": 0.5, "begin": 1, "by_epoch": False}, ["StepLR.step_size: 2"]),
 ]  # fmt: skip
 
 

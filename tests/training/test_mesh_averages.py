@@ -110,7 +110,7 @@ def test_names_are_the_models(printed: dict[str, Any]) -> None:
 
 def test_other_names_are_refused(printed: dict[str, Any]) -> None:
     """A model whose own state_dict changes the names, because the average could not be stored under them."""
-    assert "'net.one.weight' is a name of " in printed["renamed"]
+    assert "'net.scale' is a name of " in printed["renamed"]
     assert "Renamed.state_dict(): expected one of the names that its modules give" in printed["renamed"]
 
 
