@@ -108,8 +108,15 @@ def remove(path: Path) -> None:
 
 
 def _last_write(path: Path) -> float:
-    """Return the time of the last write to a file, or to a directory and the files in it."""
+    """Return the time of the last write to a file, or to a directory and the files in it.
+
+    A file that is renamed or removed meanwhile does not count: its directory was written at that moment.
+    """
     times = [0.0]
-    with suppress(OSError):  # it is being renamed or removed
-        times += [each.stat().st_mtime for each in (path, *(path.iterdir() if path.is_dir() else ()))]
+    with suppress(OSError):
+        times.append(path.stat().st_mtime)
+    with suppress(OSError):
+        for each in path.iterdir() if path.is_dir() else ():
+            with suppress(OSError):
+                times.append(each.stat().st_mtime)
     return max(times)

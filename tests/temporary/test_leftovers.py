@@ -12,6 +12,7 @@ import pytest
 
 from eventloop.checkpoint import save_checkpoint
 from eventloop.temporary.leftovers import is_alive, leftovers, remove_dead, remove_unfinished, running_saves
+from eventloop.temporary.names import name_of_ranks
 from eventloop.temporary.process_identity import this_process
 from tests.cli.saved_runs import checkpoints
 from tests.support.trainers import build_trainer
@@ -190,3 +191,15 @@ def test_a_rename_that_cannot_be_made_durable(tmp_path: Path, monkeypatch: pytes
     remove_dead(tmp_path)
 
     assert [path.name for path in left.iterdir()] == ["state.pth"]
+
+
+def test_a_file_that_vanishes_while_the_files_are_listed(tmp_path: Path) -> None:
+    """A directory of several ranks in which one renames a file at this moment is being written, and stays."""
+    work = tmp_path / name_of_ranks("epoch_3", "0123456789ab", 7)
+    work.mkdir()
+    (work / "vote_1.part").symlink_to("renamed meanwhile")  # it is listed, and is not there
+
+    remove_dead(tmp_path)
+    remove_dead(tmp_path, owned=True)
+
+    assert work.is_dir()
