@@ -76,7 +76,9 @@ class AsyncValidationHook(Hook):
         self._process: EvaluatorProcess | None = None
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a trainer without validations or checkpoints, and leave the validations to the child.
+        """Check that there are a validation and checkpoints, and switch off the trainer's own validations.
+
+        The child process makes them.
 
         Raises:
             ValueError: there is no `val_loader`, no `CheckpointHook` with an interval, or another engine's

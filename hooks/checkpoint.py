@@ -211,7 +211,7 @@ class CheckpointHook(TunableInterval, Hook):
             warn_of_late_hooks(self, unit, trainer.hooks)
 
     def directory_for(self, work_dir: Path) -> Path:
-        """Return the directory in which the checkpoints of a run with this `work_dir` are."""
+        """Return the directory in which a run with this `work_dir` saves its checkpoints."""
         return work_dir if self._out_dir is None else self._out_dir / work_dir.name
 
     @on(priority=Priority.LOWEST)

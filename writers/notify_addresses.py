@@ -191,9 +191,10 @@ def _without_logs() -> Iterator[None]:
 
 
 class _RecordFactory:
-    """Make log records, and give those of threads that send a level which no handler takes.
+    """Make log records; those that are made while a message is sent get a level that no handler takes.
 
-    A filter would have to be added to each logger, also to those that do not exist yet.
+    The libraries that send may log addresses with their keys. A filter would have to be added to each logger,
+    also to those that do not exist yet.
 
     Args:
         make: the program's own factory.

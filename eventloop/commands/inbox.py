@@ -1,4 +1,4 @@
-"""Receive commands in a run's directory, and answer them.
+"""Receive the commands that other processes send to a run, as files in its directory, and answer them.
 
 The run looks every second, on a background thread. The training thread claims a command by one rename at the
 moment at which it applies it, so a command is either applied or withdrawn. A claimed file is overwritten by

@@ -62,9 +62,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_record(directory: Path, record: RunRecord) -> None:
-    """Write the record of a run into its directory, after the begins that the file has.
+    """Write `run.json` into the directory of a run, and keep the begins that an older file there lists.
 
-    A reader finds either the old file or the new one. A file that cannot be read is replaced.
+    Those of `record` follow them. A reader finds either the old file or the new one. A file that cannot be
+    read is replaced.
 
     Raises:
         OSError: the file cannot be written.

@@ -112,7 +112,11 @@ class GroupChange:
         return found
 
     def _next(self) -> tuple[float, float | None]:
-        """Return the new value and, for a scheduled one, its factor; refuse what cannot be."""
+        """Return the new value, and its ratio to the value of the schedule; None without a schedule.
+
+        Raises:
+            CommandError: the value is out of bounds, or the schedule gives 0 now.
+        """
         group, name, given = self._group, self._name, self._given
         if not self._scheduled:
             return self._checked(_read(group, name) * given if self._multiplies else given), None

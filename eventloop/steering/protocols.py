@@ -53,7 +53,7 @@ class CheckpointSaver(Protocol):
         """Return the paths of the checkpoints that are kept."""
 
     def directory_for(self, work_dir: Path) -> Path:
-        """Return the directory in which the checkpoints of a run with this `work_dir` are."""
+        """Return the directory in which a run with this `work_dir` saves its checkpoints."""
 
 
 @runtime_checkable

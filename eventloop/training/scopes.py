@@ -217,7 +217,7 @@ def run_scope(trainer: LoopTrainer, *, trains: bool = True, grad_mode: bool = Tr
 
 
 class TrainScope(Scope):
-    """A training, from `before_train` to `after_train`.
+    """Emit `before_train` when a training begins, and `after_train` when it ends.
 
     Args:
         trainer: the trainer.
@@ -256,7 +256,7 @@ def trainings(trainer: LoopTrainer) -> Iterator[TrainScope]:
 
 
 class EvalScope(Scope):
-    """A validation, test or prediction: `before_val` to `after_val`, and so on. Sets the mode."""
+    """Emit `before_val` and `after_val`, or those of a test or prediction, and set the trainer's mode."""
 
     _EVENTS: dict[str, tuple[type[Event], type[Event]]] = {  # noqa: RUF012
         "val": (BeforeVal, AfterVal),

@@ -59,7 +59,7 @@ class Curve:
         return not self._steps
 
     def view(self, name: str, mode: str) -> CurveView:
-        """Return the curve as it is now."""
+        """Return the points that the curve has so far, with its last value and its count, for a reader."""
         single = self._width == 1
         means = [
             min(max(total / finite, low), high) if finite else math.nan

@@ -94,7 +94,7 @@ class RunReader:
         self._unreadable: list[str] = []
 
     def read(self) -> RunView:
-        """Return a view of the run as it is now.
+        """Read the files of the run, and return its present state.
 
         A file that cannot be read is named in `notes`.
         """
