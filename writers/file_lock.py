@@ -14,6 +14,9 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 POLL_SECONDS = 0.05
+"""Seconds between two tries to lock a run."""
+WRITE_POLL_SECONDS = 0.001
+"""Seconds between two tries to lock a file for one write, which takes less."""
 
 
 def lock_file(path: Path, seconds: float) -> FileIO:
@@ -56,12 +59,12 @@ def locked(file: FileIO, seconds: float) -> Iterator[None]:
     """
     until = monotonic() + seconds
     while fcntl is not None:
-        try:
+        try:  # unlike lockf's, this lock excludes other writers of this process, and their close keeps it
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if monotonic() > until:
                 break
-            sleep(POLL_SECONDS / 50)
+            sleep(WRITE_POLL_SECONDS)
             continue
         except OSError:
             pass
