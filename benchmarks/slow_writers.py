@@ -75,15 +75,27 @@ class SlowWriter(Writer):
 
 
 def ours(
-    steps: int, directory: Path, *, writers: Callable[[], list[Writer]] = list, interval: int = EVERY,
-    scalars: int = 1, put: Put = nothing, accounts: list[str] | None = None,
-) -> Iterator[list[float]]:  # fmt: skip
+    steps: int,
+    directory: Path,
+    *,
+    writers: Callable[[], list[Writer]] = list,
+    interval: int = EVERY,
+    scalars: int = 1,
+    put: Put = nothing,
+    accounts: list[str] | None = None,
+) -> Iterator[list[float]]:
     """eventloop's default stack without checkpoints, and these writers."""
     job, made = Job(steps), writers()
     trainer = Trainer(
-        job.model, optimizer=job.optimizer, max_epochs=FOREVER, default_hooks={"checkpoint": None},
-        hooks=[LoggerHook(interval=interval)], writers=made, work_dir=directory, bus=Bus(drain_timeout=600.0),
-    )  # fmt: skip
+        job.model,
+        optimizer=job.optimizer,
+        max_epochs=FOREVER,
+        default_hooks={"checkpoint": None},
+        hooks=[LoggerHook(interval=interval)],
+        writers=made,
+        work_dir=directory,
+        bus=Bus(drain_timeout=600.0),
+    )
     running = trainer.epochs()
     try:
         while True:
@@ -208,9 +220,11 @@ Goal = dict[str, str]
 def goal(what: str, wanted: float, measured: float, unit: str = "x") -> Goal:
     """A line of the table of goals."""
     return {
-        "goal": what, "wanted": f"<= {wanted:g}{unit}", "measured": f"{measured:.3f}{unit}",
+        "goal": what,
+        "wanted": f"<= {wanted:g}{unit}",
+        "measured": f"{measured:.3f}{unit}",
         "met": yes_no(measured <= wanted),
-    }  # fmt: skip
+    }
 
 
 def slow(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal], dict[str, Any]]:
@@ -270,9 +284,14 @@ def everything(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal]
 
 
 def compare(
-    cases: dict[str, Training], options: argparse.Namespace, what: str, p50: float, p99: float, *,
+    cases: dict[str, Training],
+    options: argparse.Namespace,
+    what: str,
+    p50: float,
+    p99: float,
+    *,
     extra: dict[str, Any],
-) -> tuple[list[list[str]], list[Goal], dict[str, Any]]:  # fmt: skip
+) -> tuple[list[list[str]], list[Goal], dict[str, Any]]:
     """Measure five cases: ours without and with, by hand without, with, and with on a thread; rows, goals and what to
     keep."""
     taken = measure(cases, options.steps, options.rounds, options.warm_up)
@@ -372,9 +391,14 @@ def main() -> None:
         ]
     )
     record = {
-        "environment": about, "options": {"steps": options.steps, "rounds": options.rounds}, "goals": met,
-        "slow": slow_kept, "burning": burn_kept, "media": media_kept, "everything": all_kept,
-    }  # fmt: skip
+        "environment": about,
+        "options": {"steps": options.steps, "rounds": options.rounds},
+        "goals": met,
+        "slow": slow_kept,
+        "burning": burn_kept,
+        "media": media_kept,
+        "everything": all_kept,
+    }
     publish(report, record, short, json=options.json, markdown=options.markdown)
 
 

@@ -39,13 +39,19 @@ def main(work_dir: str | None = None) -> None:
     digits, held_out = load_digits()
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     model, optimizer, loader, val_loader = accelerator.prepare(
-        model, torch.optim.SGD(model.parameters(), lr=0.5),
-        DataLoader(digits, batch_size=32, shuffle=True), DataLoader(held_out, batch_size=64),
-    )  # fmt: skip
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.5),
+        DataLoader(digits, batch_size=32, shuffle=True),
+        DataLoader(held_out, batch_size=64),
+    )
     trainer = DrivenTrainer(
-        model, optimizer=optimizer, max_epochs=20, work_dir=work_dir, writers=[JSONLWriter()],
+        model,
+        optimizer=optimizer,
+        max_epochs=20,
+        work_dir=work_dir,
+        writers=[JSONLWriter()],
         hooks=[EMAHook(momentum=0.02), EarlyStoppingHook("accuracy", patience=2)],
-    )  # fmt: skip
+    )
 
     for epoch in trainer.epochs():
         for images, target in trainer.batches(loader):

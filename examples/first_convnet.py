@@ -18,15 +18,20 @@ train, val, test = random_split(data, [0.7, 0.15, 0.15])
 print(f"images: {tuple(images.shape)}, {len(train)} to train on, {len(val)} to validate, {len(test)} to test")
 
 model = nn.Sequential(
-    nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
-    nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(),
+    nn.Conv2d(1, 32, 3, padding=1),
+    nn.ReLU(),
+    nn.Conv2d(32, 32, 3, padding=1),
+    nn.ReLU(),
     nn.MaxPool2d(2),
-    nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
-    nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(),
-    nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    nn.Conv2d(32, 64, 3, padding=1),
+    nn.ReLU(),
+    nn.Conv2d(64, 64, 3, padding=1),
+    nn.ReLU(),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
     nn.Dropout(0.5),
     nn.Linear(64, 10),
-)  # fmt: skip
+)
 print(model)
 
 trainer = Trainer(

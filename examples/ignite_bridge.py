@@ -31,8 +31,15 @@ def main(work_dir: str) -> None:
     evaluator = create_supervised_evaluator(model, metrics={"accuracy": Accuracy()})
     trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(loader))
 
-    bus = attach(trainer, model=model, optimizer=optimizer, evaluators={"val": evaluator}, work_dir=work_dir,
-                 hooks=[EMAHook()], writers=[JSONLWriter()])  # fmt: skip
+    bus = attach(
+        trainer,
+        model=model,
+        optimizer=optimizer,
+        evaluators={"val": evaluator},
+        work_dir=work_dir,
+        hooks=[EMAHook()],
+        writers=[JSONLWriter()],
+    )
 
     @bus.on("after_train_iter", priority=70, every=16)
     def show(ours: Any, event: Any) -> None:

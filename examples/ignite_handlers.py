@@ -45,11 +45,16 @@ def main(work_dir: str) -> None:
     )
 
     trainer = Trainer(
-        model, optimizer=optimizer, loss_fn=F.cross_entropy,
-        train_loader=loader, val_loader=DataLoader(held_out, batch_size=360),
-        max_epochs=20, work_dir=work_dir, writers=[JSONLWriter()],
+        model,
+        optimizer=optimizer,
+        loss_fn=F.cross_entropy,
+        train_loader=loader,
+        val_loader=DataLoader(held_out, batch_size=360),
+        max_epochs=20,
+        work_dir=work_dir,
+        writers=[JSONLWriter()],
         hooks=[Foreign(engine), Foreign(evaluator, name="evaluator")],
-    )  # fmt: skip
+    )
     print(trainer.bus)
     trainer.train()
     print(trainer.epoch, trainer.stop_reason)

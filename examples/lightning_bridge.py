@@ -58,9 +58,14 @@ def main(work_dir: str) -> None:
         print(event.metrics)
 
     trainer = Trainer(
-        max_epochs=2, callbacks=[bridge, Timer(), LearningRateMonitor()], logger=CSVLogger(work_dir),
-        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=8, accelerator="cpu",
-    )  # fmt: skip
+        max_epochs=2,
+        callbacks=[bridge, Timer(), LearningRateMonitor()],
+        logger=CSVLogger(work_dir),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=8,
+        accelerator="cpu",
+    )
     trainer.fit(Classifier(), loader, loader)
     print(bridge.trainer.summary())
 

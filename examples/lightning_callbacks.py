@@ -24,10 +24,16 @@ def main(work_dir: str) -> None:
     loader = DataLoader(TensorDataset(x, (x.sum(1) > 0).long()), batch_size=32, shuffle=True)
     model = torch.nn.Linear(16, 2)
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=loader, val_loader=loader, max_epochs=20, work_dir=work_dir, writers=[JSONLWriter()],
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        train_loader=loader,
+        val_loader=loader,
+        max_epochs=20,
+        work_dir=work_dir,
+        writers=[JSONLWriter()],
         hooks=[Foreign(EarlyStopping("loss", patience=1, min_delta=0.1)), Foreign(LearningRateMonitor())],
-    )  # fmt: skip
+    )
     print(trainer.bus)
     trainer.train()
     print(trainer.epoch, trainer.stop_reason)

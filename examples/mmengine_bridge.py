@@ -42,10 +42,13 @@ def main(work_dir: str) -> None:
         print(event.iter, trainer.outputs["loss"])
 
     Runner(
-        model=Model(), work_dir=work_dir, custom_hooks=[bridge], train_cfg={"by_epoch": True, "max_epochs": 2},
+        model=Model(),
+        work_dir=work_dir,
+        custom_hooks=[bridge],
+        train_cfg={"by_epoch": True, "max_epochs": 2},
         train_dataloader=DataLoader(TensorDataset(x, (x.sum(1) > 0).long()), batch_size=32, shuffle=True),
         optim_wrapper={"optimizer": {"type": "SGD", "lr": 0.1}},
-    ).train()  # fmt: skip
+    ).train()
 
 
 if __name__ == "__main__":

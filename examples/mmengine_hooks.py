@@ -25,14 +25,19 @@ def main(work_dir: str) -> None:
     digits, held_out = load_digits()
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), loss_fn=F.cross_entropy,
-        train_loader=DataLoader(digits, batch_size=32, shuffle=True), val_loader=DataLoader(held_out, batch_size=360),
-        max_epochs=50, work_dir=work_dir, writers=[JSONLWriter()],
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+        loss_fn=F.cross_entropy,
+        train_loader=DataLoader(digits, batch_size=32, shuffle=True),
+        val_loader=DataLoader(held_out, batch_size=360),
+        max_epochs=50,
+        work_dir=work_dir,
+        writers=[JSONLWriter()],
         hooks=[
             Foreign(EMAHook(momentum=0.02)),
             Foreign(EarlyStoppingHook(monitor="accuracy", patience=2, min_delta=0.001)),
         ],
-    )  # fmt: skip
+    )
 
     @trainer.bus.on("after_val_epoch")
     async def show(event: AfterValEpoch) -> None:

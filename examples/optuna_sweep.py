@@ -52,10 +52,12 @@ def main(folder: str = "runs/sweep", seed: str | None = None) -> None:
     """Run ten trials, and print what became of each. With a seed the sampler tries the same rates again."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(
-        study_name="digits", storage=f"sqlite:///{folder}/study.db", load_if_exists=True,
+        study_name="digits",
+        storage=f"sqlite:///{folder}/study.db",
+        load_if_exists=True,
         sampler=optuna.samplers.TPESampler(seed=None if seed is None else int(seed)),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=1),
-    )  # fmt: skip
+    )
     study.optimize(lambda trial: train(trial, Path(folder)), n_trials=10)
     for trial in study.trials:
         print(f"lr {trial.params['lr']:8.4f}  {trial.state.name:8}  epochs {len(trial.intermediate_values)}")

@@ -36,12 +36,16 @@ def main(work_dir: str | None = None, hook: str = "yes") -> None:
         torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
     )
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), loss_fn=F.cross_entropy,
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        loss_fn=F.cross_entropy,
         train_loader=DataLoader(TensorDataset(images, target), batch_size=16),
-        val_loader=DataLoader(held_out, batch_size=64), max_epochs=1, work_dir=work_dir,
+        val_loader=DataLoader(held_out, batch_size=64),
+        max_epochs=1,
+        work_dir=work_dir,
         hooks=[CheckpointHook(20, by_epoch=False), *([RollbackHook()] if hook == "yes" else [])],
         writers=[JSONLWriter(), ConsoleWriter(interval=100)],
-    )  # fmt: skip
+    )
     trainer.train()
     print(f"trained on {trainer.iter} of {len(images) // 16} batches: {trainer.val()['accuracy']:.0%} right")
 

@@ -65,11 +65,13 @@ def main(folder: str = "runs/ray") -> None:
         train,
         param_space={"lr": tune.grid_search([3.0, 0.3, 0.03])},
         tune_config=tune.TuneConfig(
-            metric="loss", mode="min", max_concurrent_trials=1,
+            metric="loss",
+            mode="min",
+            max_concurrent_trials=1,
             scheduler=ASHAScheduler(grace_period=2, reduction_factor=2, max_t=6),
         ),
         run_config=tune.RunConfig(storage_path=str(Path(folder).absolute())),
-    )  # fmt: skip
+    )
     results = tuner.fit()
     for result in (results[number] for number in range(len(results))):
         assert result.config is not None

@@ -43,10 +43,17 @@ def main(work_dir: str = "runs/steered", commands: str | None = None) -> None:
     data = TensorDataset(x, x.sum(1, keepdim=True) + torch.randn(4096, 1))
     model = torch.nn.Linear(32, 1)
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05), loss_fn=F.mse_loss, max_epochs=10_000,
-        train_loader=DataLoader(data, batch_size=16, shuffle=True), val_loader=DataLoader(data, batch_size=4096),
-        work_dir=work_dir, commands=commands, hooks=[CheckpointHook(max_keep_ckpts=2)], writers=[JSONLWriter()],
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        loss_fn=F.mse_loss,
+        max_epochs=10_000,
+        train_loader=DataLoader(data, batch_size=16, shuffle=True),
+        val_loader=DataLoader(data, batch_size=4096),
+        work_dir=work_dir,
+        commands=commands,
+        hooks=[CheckpointHook(max_keep_ckpts=2)],
+        writers=[JSONLWriter()],
+    )
     with ExitStack() as programs:
         if commands is None:  # any program that sees the directory may do this
             tuner = [sys.executable, __file__, "tune", work_dir]

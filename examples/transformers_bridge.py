@@ -42,9 +42,17 @@ def main(work_dir: str) -> None:
         print(event.iter, trainer.native.state.epoch)
 
     arguments = TrainingArguments(
-        work_dir, num_train_epochs=2, per_device_train_batch_size=32, learning_rate=0.1, logging_steps=8,
-        eval_strategy="epoch", save_strategy="epoch", report_to=[], disable_tqdm=True, use_cpu=True,
-    )  # fmt: skip
+        work_dir,
+        num_train_epochs=2,
+        per_device_train_batch_size=32,
+        learning_rate=0.1,
+        logging_steps=8,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
     trainer = Trainer(Classifier(), arguments, train_dataset=data, eval_dataset=data, callbacks=[bridge])
     trainer.train()
     print(bridge.trainer.summary())

@@ -25,15 +25,22 @@ def main(work_dir: str) -> None:
     digits, held_out = load_digits()
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), loss_fn=F.cross_entropy,
-        train_loader=DataLoader(digits, batch_size=32, shuffle=True), val_loader=DataLoader(held_out, batch_size=360),
-        max_epochs=50, work_dir=work_dir, writers=[JSONLWriter()],
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+        loss_fn=F.cross_entropy,
+        train_loader=DataLoader(digits, batch_size=32, shuffle=True),
+        val_loader=DataLoader(held_out, batch_size=360),
+        max_epochs=50,
+        work_dir=work_dir,
+        writers=[JSONLWriter()],
         hooks=[
-            CheckpointHook(interval=1, save_best="accuracy"),  # its metric is the one that the callback watches
+            CheckpointHook(
+                interval=1, save_best="accuracy"
+            ),  # its metric is the one that the callback watches
             Foreign(EarlyStoppingCallback(early_stopping_patience=2)),
             Foreign(PrinterCallback()),
         ],
-    )  # fmt: skip
+    )
     print(trainer.bus)
     trainer.train()
     print(trainer.epoch, trainer.stop_reason)

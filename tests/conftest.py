@@ -132,8 +132,12 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(
             [sys.executable, "-c", program, *arguments],
             env={"PATH": "", "PYTHONPATH": root, **environment},
-            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
     return run
 

@@ -40,13 +40,24 @@ class Forked(subprocess.Popen[str]):
     """
 
     def __init__(
-        self, arguments: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None,
-        stdin: int | None = None, stdout: int | None = None, stderr: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        arguments: Sequence[str | Path],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> None:
         super().__init__(
             [sys.executable, *arguments],
-            cwd=cwd, env=env, text=True, stdin=stdin, stdout=stdout, stderr=stderr,
-        )  # fmt: skip
+            cwd=cwd,
+            env=env,
+            text=True,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+        )
 
     if hasattr(os, "pidfd_open"):  # who starts the process, and who tells of its end, is all that differs
 
@@ -84,9 +95,12 @@ class Forked(subprocess.Popen[str]):
 
 
 def run(
-    arguments: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None,
+    arguments: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
     timeout: float | None = 120,
-) -> subprocess.CompletedProcess[str]:  # fmt: skip
+) -> subprocess.CompletedProcess[str]:
     """`subprocess.run` with its output captured, forked."""
     with Forked(arguments, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:

@@ -61,9 +61,12 @@ def test_busy_processes_end_with_the_benchmark(ends_by: int) -> None:
     name, value = mark.split("=")
 
     ran = subprocess.run(
-        [sys.executable, "-c", KEEPS_BUSY, str(int(ends_by))], cwd=ROOT, capture_output=True, check=False,
+        [sys.executable, "-c", KEEPS_BUSY, str(int(ends_by))],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
         env={**os.environ, name: value},
-    )  # fmt: skip
+    )
 
     assert ran.returncode != 0
     assert eventually(lambda: processes_with(mark) == [])
@@ -76,10 +79,25 @@ def test_a_row_is_measured(tmp_path: Path, company: str) -> None:
     kept = tmp_path / "company.json"
 
     ran = subprocess.run(
-        [sys.executable, "-m", "benchmarks.company", "--short", "--training", "small_checkpoints",
-         "--company", company, "--json", str(kept), "--directory", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.company",
+            "--short",
+            "--training",
+            "small_checkpoints",
+            "--company",
+            company,
+            "--json",
+            str(kept),
+            "--directory",
+            str(tmp_path),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
     assert ran.returncode == 0, ran.stderr
     cell = msgspec.json.decode(kept.read_bytes())["cells"]["small_checkpoints"][company]

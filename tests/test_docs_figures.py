@@ -85,15 +85,24 @@ def the_first_page() -> list[str]:
     by_hand, ours = (frequent["compared"][name]["wall"] for name in ("by hand", WHOLE))
     rows = [
         f"to a plain loop over them | {float(event['measured']):.1f}× | 1.5×, {met(event['met'] == 'yes')} |",
-        *(f"at a step of {step(size)} (by hand {whole_run(size, 'by hand', 2)}, {others(size)}) | "
-          f"{whole_run(size, WHOLE, digits)} | {is_met(size)} |" for size, digits in SIZES.items()),
-        (f"the same at {frequent['bare_step'] * 1e3:.1f} ms, with a durable checkpoint every "
-        f"{23 * frequent['bare_step'] * 1e3:.0f} ms (by hand {by_hand:.2f}×, not durable) | {ours:.2f}× | "
-        f"{frequent['goal']}×, {met(ours <= frequent['goal'])} |"),
-        (f"blocks the training thread, to `torch.save` and fsync | {one[WHOLE]['blocked'] * 1e3:.0f} ms, "
-        f"{one[WHOLE]['blocked / sync'] * 100:.1f} % | 2 %, {met(one[WHOLE]['blocked / sync'] <= 0.02)} |"),
-        (f"one torch thread; two on two CPUs | {min(paid) * 100:.0f} to {max(paid) * 100:.0f} %; {two[WHOLE]['cost / sync']:.1f} times |"),
-    ]  # fmt: skip
+        *(
+            f"at a step of {step(size)} (by hand {whole_run(size, 'by hand', 2)}, {others(size)}) | "
+            f"{whole_run(size, WHOLE, digits)} | {is_met(size)} |"
+            for size, digits in SIZES.items()
+        ),
+        (
+            f"the same at {frequent['bare_step'] * 1e3:.1f} ms, with a durable checkpoint every "
+            f"{23 * frequent['bare_step'] * 1e3:.0f} ms (by hand {by_hand:.2f}×, not durable) | {ours:.2f}× | "
+            f"{frequent['goal']}×, {met(ours <= frequent['goal'])} |"
+        ),
+        (
+            f"blocks the training thread, to `torch.save` and fsync | {one[WHOLE]['blocked'] * 1e3:.0f} ms, "
+            f"{one[WHOLE]['blocked / sync'] * 100:.1f} % | 2 %, {met(one[WHOLE]['blocked / sync'] <= 0.02)} |"
+        ),
+        (
+            f"one torch thread; two on two CPUs | {min(paid) * 100:.0f} to {max(paid) * 100:.0f} %; {two[WHOLE]['cost / sync']:.1f} times |"
+        ),
+    ]
     rows += [sharded(), in_company()]
     p50, p99, _ = result("slow_writers")["slow"]["ratios"]["eventloop, slow writer"]
     return [*rows, f"leaves the median step at {p50:.2f}× and the 99th percentile at {p99:.2f}×."]
@@ -130,10 +139,14 @@ def others(size: str) -> str:
 def one_event() -> list[str]:
     """The table of systems, and the sentences below it."""
     systems = {
-        "torchtnt": "torchtnt CallbackHandler", "MMEngine": "mmengine call_hook", "pluggy": "pluggy hook",
-        "ignite": "ignite fire_event", "blinker": "blinker send", "Transformers": "transformers CallbackHandler",
+        "torchtnt": "torchtnt CallbackHandler",
+        "MMEngine": "mmengine call_hook",
+        "pluggy": "pluggy hook",
+        "ignite": "ignite fire_event",
+        "blinker": "blinker send",
+        "Transformers": "transformers CallbackHandler",
         "Lightning": "lightning _call_callback_hooks",
-    }  # fmt: skip
+    }
     rows = []
     for handlers in (1, 10):
         column = f"{handlers} handlers"
@@ -272,20 +285,29 @@ def slow_writers() -> list[str]:
     image = record["media"]["added_ms"]
     assert image["eventloop, image"] < 1
     return [
-        (f"median step {ours[0]:.2f}×, p99 {ours[1]:.2f}× | `SummaryWriter`: {hand[0]:.2f}× and {hand[1]:.0f}×; on a "
-        f"bare thread {bare[0]:.2f}× and {bare[1]:.2f}× |"),
+        (
+            f"median step {ours[0]:.2f}×, p99 {ours[1]:.2f}× | `SummaryWriter`: {hand[0]:.2f}× and {hand[1]:.0f}×; on a "
+            f"bare thread {bare[0]:.2f}× and {bare[1]:.2f}× |"
+        ),
         f"adds under 1 ms to its step and the next 20 | `SummaryWriter`: {image['SummaryWriter, image']:.0f} ms |",
-        (f"median {four[0]:.2f}×, p99 {four[1]:.2f}× | {three[0]:.1f}× and {three[1]:.1f}×; on a bare thread "
-        f"{threaded[0]:.1f}× and {threaded[1]:.1f}× |"),
-        (f"in a process {process:.2f}×, on a thread {thread:.1f}× | {inline:.1f}× inline, {bare_thread:.1f}× on a bare "
-        "thread |"),
-    ]  # fmt: skip
+        (
+            f"median {four[0]:.2f}×, p99 {four[1]:.2f}× | {three[0]:.1f}× and {three[1]:.1f}×; on a bare thread "
+            f"{threaded[0]:.1f}× and {threaded[1]:.1f}× |"
+        ),
+        (
+            f"in a process {process:.2f}×, on a thread {thread:.1f}× | {inline:.1f}× inline, {bare_thread:.1f}× on a bare "
+            "thread |"
+        ),
+    ]
 
 
 def hooks_and_metrics() -> list[str]:
     rows = result("hook_cost")["rows"]
-    every = [max(r for label, r in row["ours_over"].items() if label != "by hand")
-             for row in rows.values() if set(row["ours_over"]) - {"by hand"}]  # fmt: skip
+    every = [
+        max(r for label, r in row["ours_over"].items() if label != "by hand")
+        for row in rows.values()
+        if set(row["ours_over"]) - {"by hand"}
+    ]
     assert round(max(every), 2) <= 1.0
     ema, schedule = rows["EMAHook"]["ours_over"], rows["ParamSchedulerHook, PyTorch's LinearLR"]["ours_over"]
     return [
@@ -351,15 +373,26 @@ def the_trackers() -> list[str]:
     ("page", "texts"),
     [
         (README, the_first_page),
-        *((PERFORMANCE, each) for each in (
-            one_event, whole_trainings, the_fastest_peers, a_short_run, frequent_checkpoints, checkpoints_of_400_mb, small_checkpoints,
-            slow_writers, hooks_and_metrics, memory_and_scaling,
-        )),
+        *(
+            (PERFORMANCE, each)
+            for each in (
+                one_event,
+                whole_trainings,
+                the_fastest_peers,
+                a_short_run,
+                frequent_checkpoints,
+                checkpoints_of_400_mb,
+                small_checkpoints,
+                slow_writers,
+                hooks_and_metrics,
+                memory_and_scaling,
+            )
+        ),
         (MEASURING, the_account),
         (TRACKERS, the_trackers),
     ],
     ids=lambda each: each if isinstance(each, str) else each.__name__,
-)  # fmt: skip
+)
 def test_a_page_has_the_figures_of_the_results(page: str, texts: Callable[[], list[str]]) -> None:
     """Each text, made of the records, stands in the page, whatever the breaks of its lines and what it has in bold."""
     there = plain((ROOT / page).read_text(encoding="utf-8"))

@@ -119,9 +119,14 @@ def test_optuna_prunes_the_worse_rates(tmp_path: Path) -> None:
 def test_ray_stops_the_worse_rates(tmp_path: Path) -> None:
     """Trials with worse rates are stopped, and all that was reported of any trial is in its files."""
     ran = subprocess.run(
-        [sys.executable, EXAMPLES / "ray_tune_sweep.py", str(tmp_path)], cwd=tmp_path,
-        env={**ENVIRONMENT, "RAY_USAGE_STATS_ENABLED": "0"}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        [sys.executable, EXAMPLES / "ray_tune_sweep.py", str(tmp_path)],
+        cwd=tmp_path,
+        env={**ENVIRONMENT, "RAY_USAGE_STATS_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
     trials = re.findall(r"^lr +([\d.]+)  epochs (\d)", ran.stdout, re.MULTILINE)
@@ -192,8 +197,13 @@ def test_first_text_classifier(tmp_path: Path) -> None:
 ROW = re.compile(r"\| (\d+) \| (\d+) \| \[(first_\w+\.py)\]\(\3\) \| (\d+) \| (\d+) \|$", re.MULTILINE)
 ROWS = ROW.findall((EXAMPLES / "README.md").read_text(encoding="utf-8"))
 NO_CODE = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER
-}  # fmt: skip
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 def count(source: str) -> tuple[int, int]:

@@ -16,10 +16,19 @@ from eventloop.hooks import LoggerHook, LrUpdaterHook, MomentumUpdaterHook
 from eventloop.writers import CSVWriter, EventLogWriter, ImageFileWriter, JSONLWriter, TensorBoardWriter
 
 NEEDED: dict[str, Any] = {
-    "model": torch.nn.Linear(1, 1), "data_loader": [], "inputs": torch.zeros(1, 1), "monitor": "acc", "step": 3, "gamma": 0.5,
-    "max_lr": 1.0, "min_lr": 0.1, "min_momentum": 0.1, "periods": [9],
-    "project": "digits", "tracking_uri": "sqlite:///x.db",
-}  # fmt: skip
+    "model": torch.nn.Linear(1, 1),
+    "data_loader": [],
+    "inputs": torch.zeros(1, 1),
+    "monitor": "acc",
+    "step": 3,
+    "gamma": 0.5,
+    "max_lr": 1.0,
+    "min_lr": 0.1,
+    "min_momentum": 0.1,
+    "periods": [9],
+    "project": "digits",
+    "tracking_uri": "sqlite:///x.db",
+}
 """What has no default, or one that is not enough, by its name: values that are right."""
 
 
@@ -85,10 +94,14 @@ def test_a_bool_takes_nothing_else(public: Callable[..., Any], option: str) -> N
 @pytest.mark.parametrize(
     ("public", "option"),
     [
-        (CSVWriter, "filename"), (JSONLWriter, "filename"), (EventLogWriter, "filename"), (ImageFileWriter, "folder"),
-        (TensorBoardWriter, "log_dir"), (LoggerHook, "out_dir"),
+        (CSVWriter, "filename"),
+        (JSONLWriter, "filename"),
+        (EventLogWriter, "filename"),
+        (ImageFileWriter, "folder"),
+        (TensorBoardWriter, "log_dir"),
+        (LoggerHook, "out_dir"),
     ],
-)  # fmt: skip
+)
 def test_a_path_takes_nothing_else(public: Callable[..., Any], option: str) -> None:
     """A number is refused where it was written, not when the file is opened in the background."""
     for right in ("there", Path("there")):

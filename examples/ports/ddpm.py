@@ -59,9 +59,14 @@ def draw(network: nn.Module, count: int) -> Tensor:
 
 ema = EMAHook(momentum=0.02)
 trainer = Trainer(
-    model, optimizer=optimizer, train_step=noise_loss, train_loader=loader, max_epochs=8, hooks=[ema],
+    model,
+    optimizer=optimizer,
+    train_step=noise_loss,
+    train_loader=loader,
+    max_epochs=8,
+    hooks=[ema],
     work_dir="runs/ddpm",
-)  # fmt: skip
+)
 
 
 @trainer.bus.on("before_train", priority="LOW", when=lambda event: event.iter == 0)

@@ -41,9 +41,12 @@ def td_loss() -> Tensor:
 
 
 trainer = Trainer(
-    nn.ModuleDict({"q": q_net, "target": target_net}), optimizer=optimizer, max_iters=150,
-    default_hooks={"optimizer": None}, work_dir="runs/dqn",
-)  # fmt: skip
+    nn.ModuleDict({"q": q_net, "target": target_net}),
+    optimizer=optimizer,
+    max_iters=150,
+    default_hooks={"optimizer": None},
+    work_dir="runs/dqn",
+)
 place = 0
 for _ in trainer.epochs():
     for step in trainer.batches(range(150)):

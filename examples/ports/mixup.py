@@ -19,9 +19,14 @@ train = TensorDataset(torch.tensor(images).float().reshape(-1, 1, 8, 8) / 16, to
 loader = DataLoader(train, batch_size=32, shuffle=True)
 UPDATES = EPOCHS * math.ceil(len(loader) / ACCUMULATED)
 model = nn.Sequential(
-    nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-    nn.Dropout(0.2), nn.Linear(256, 10),
-)  # fmt: skip
+    nn.Conv2d(1, 16, 3, padding=1),
+    nn.GroupNorm(4, 16),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Dropout(0.2),
+    nn.Linear(256, 10),
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.05)
 
 
@@ -45,8 +50,14 @@ def mixup_loss(trainer: Trainer, batch: list[Tensor]) -> Tensor:
 
 
 Trainer(
-    model, optimizer=optimizer, schedulers=[schedule], train_step=mixup_loss, train_loader=loader,
-    max_epochs=EPOCHS, unit="update", work_dir="runs/mixup",
+    model,
+    optimizer=optimizer,
+    schedulers=[schedule],
+    train_step=mixup_loss,
+    train_loader=loader,
+    max_epochs=EPOCHS,
+    unit="update",
+    work_dir="runs/mixup",
     default_hooks={"optimizer": {"cumulative_iters": ACCUMULATED, "grad_clip": {"max_norm": 1.0}}},
-).train()  # fmt: skip
+).train()
 torch.save(model.state_dict(), sys.argv[1])

@@ -17,9 +17,14 @@ train = TensorDataset(torch.tensor(images).float().reshape(-1, 1, 8, 8) / 16, to
 loader = DataLoader(train, batch_size=32, shuffle=True)
 UPDATES = EPOCHS * math.ceil(len(loader) / ACCUMULATED)
 model = nn.Sequential(
-    nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-    nn.Dropout(0.2), nn.Linear(256, 10),
-)  # fmt: skip
+    nn.Conv2d(1, 16, 3, padding=1),
+    nn.GroupNorm(4, 16),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Dropout(0.2),
+    nn.Linear(256, 10),
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.05)
 
 

@@ -54,10 +54,12 @@ class WeightedLoss(nn.Module):
 
 
 model, criterion = TwoHeads(), WeightedLoss()
-optimizer = torch.optim.Adam([
-    {"params": model.parameters(), "lr": 3e-3},
-    {"params": criterion.parameters(), "lr": 3e-2},
-])  # fmt: skip
+optimizer = torch.optim.Adam(
+    [
+        {"params": model.parameters(), "lr": 3e-3},
+        {"params": criterion.parameters(), "lr": 3e-2},
+    ]
+)
 loader = DataLoader(DigitAndInk(), batch_size=64, shuffle=True)
 
 
@@ -69,7 +71,11 @@ def train_step(trainer: Trainer, batch: list[Any]) -> Tensor:
 
 
 Trainer(
-    nn.ModuleDict({"network": model, "criterion": criterion}), optimizer=optimizer, train_step=train_step,
-    train_loader=loader, max_epochs=3, work_dir="runs/multitask",
-).train()  # fmt: skip
+    nn.ModuleDict({"network": model, "criterion": criterion}),
+    optimizer=optimizer,
+    train_step=train_step,
+    train_loader=loader,
+    max_epochs=3,
+    work_dir="runs/multitask",
+).train()
 torch.save([model.state_dict(), criterion.state_dict()], sys.argv[1])

@@ -51,10 +51,12 @@ class WeightedLoss(nn.Module):
 
 
 model, criterion = TwoHeads(), WeightedLoss()
-optimizer = torch.optim.Adam([
-    {"params": model.parameters(), "lr": 3e-3},
-    {"params": criterion.parameters(), "lr": 3e-2},
-])  # fmt: skip
+optimizer = torch.optim.Adam(
+    [
+        {"params": model.parameters(), "lr": 3e-3},
+        {"params": criterion.parameters(), "lr": 3e-2},
+    ]
+)
 loader = DataLoader(DigitAndInk(), batch_size=64, shuffle=True)
 
 for epoch in range(3):

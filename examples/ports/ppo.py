@@ -62,9 +62,12 @@ def ppo_loss(batch: list[Tensor]) -> Tensor:
 
 
 trainer = Trainer(
-    policy, optimizer=optimizer, max_epochs=10, work_dir="runs/ppo",
+    policy,
+    optimizer=optimizer,
+    max_epochs=10,
+    work_dir="runs/ppo",
     default_hooks={"optimizer": {"grad_clip": {"max_norm": 0.5}}},
-)  # fmt: skip
+)
 for _ in trainer.epochs():
     loader = DataLoader(rollout(), batch_size=64, shuffle=True)
     for batch in trainer.batches([batch for _ in range(4) for batch in loader]):

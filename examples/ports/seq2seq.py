@@ -46,7 +46,12 @@ def train_step(trainer: Trainer, batch: list[Tensor]) -> Tensor:
 
 
 Trainer(
-    model, optimizer=optimizer, train_step=train_step, train_loader=loader, max_epochs=3, work_dir="runs/seq2seq",
+    model,
+    optimizer=optimizer,
+    train_step=train_step,
+    train_loader=loader,
+    max_epochs=3,
+    work_dir="runs/seq2seq",
     default_hooks={"optimizer": {"grad_clip": {"max_norm": 1.0}}},
-).train()  # fmt: skip
+).train()
 torch.save(model.state_dict(), sys.argv[1])

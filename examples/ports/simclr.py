@@ -48,14 +48,23 @@ loader = DataLoader(TwoViews(), batch_size=128, shuffle=True, drop_last=True)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9, weight_decay=1e-4)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4 * len(loader))
 Trainer(
-    model, optimizer=optimizer, schedulers=[schedule], train_step=nt_xent, train_loader=loader, max_epochs=4,
+    model,
+    optimizer=optimizer,
+    schedulers=[schedule],
+    train_step=nt_xent,
+    train_loader=loader,
+    max_epochs=4,
     work_dir="runs/simclr",
-).train()  # fmt: skip
+).train()
 
 encoder.eval().requires_grad_(False)
 Trainer(
-    nn.Sequential(encoder, head), optimizer=torch.optim.Adam(head.parameters(), lr=1e-2), loss_fn=F.cross_entropy,
-    train_loader=DataLoader(train, batch_size=128, shuffle=True), max_epochs=3, work_dir="runs/simclr_probe",
-).train()  # fmt: skip
+    nn.Sequential(encoder, head),
+    optimizer=torch.optim.Adam(head.parameters(), lr=1e-2),
+    loss_fn=F.cross_entropy,
+    train_loader=DataLoader(train, batch_size=128, shuffle=True),
+    max_epochs=3,
+    work_dir="runs/simclr_probe",
+).train()
 
 torch.save([model.state_dict(), head.state_dict()], sys.argv[1])

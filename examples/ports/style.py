@@ -52,7 +52,12 @@ def train_step(trainer: Trainer, batch: None) -> Tensor:
 
 
 Trainer(
-    picture, optimizer=optimizer, train_step=train_step, train_loader=[None], max_iters=40,
-    default_hooks={"optimizer": None}, work_dir="runs/style",
-).train()  # fmt: skip
+    picture,
+    optimizer=optimizer,
+    train_step=train_step,
+    train_loader=[None],
+    max_iters=40,
+    default_hooks={"optimizer": None},
+    work_dir="runs/style",
+).train()
 torch.save(picture.state_dict(), sys.argv[1])

@@ -46,7 +46,10 @@ def train_step(trainer: Trainer, batch: list[Tensor]) -> dict[str, Tensor]:
 Trainer(
     nn.ModuleDict({"generator": generator, "critic": critic}),
     optimizer={"generator": generator_optimizer, "critic": critic_optimizer},
-    train_step=train_step, train_loader=loader, max_epochs=2,
-    default_hooks={"optimizer": None}, work_dir="runs/wgan_gp",
-).train()  # fmt: skip
+    train_step=train_step,
+    train_loader=loader,
+    max_epochs=2,
+    default_hooks={"optimizer": None},
+    work_dir="runs/wgan_gp",
+).train()
 torch.save([generator.state_dict(), critic.state_dict()], sys.argv[1])

@@ -69,43 +69,119 @@ class OwnTrain(nn.Linear):
         ({"max_epochs": 0}, ValueError, "max_epochs must be at least 1, got 0"),
         ({"max_epochs": 1.0}, TypeError, r"max_epochs must be an int, got 1\.0"),
         ({"max_iters": True}, TypeError, "max_iters must be an int, got True"),
-        ({"model": nn.Linear}, TypeError, r"model must be a torch\.nn\.Module, got the class Linear: write Linear\(\.\.\.\)"),
-        ({"model": "resnet", "max_epochs": None}, TypeError, r"model must be a torch\.nn\.Module, got 'resnet'"),
+        (
+            {"model": nn.Linear},
+            TypeError,
+            r"model must be a torch\.nn\.Module, got the class Linear: write Linear\(\.\.\.\)",
+        ),
+        (
+            {"model": "resnet", "max_epochs": None},
+            TypeError,
+            r"model must be a torch\.nn\.Module, got 'resnet'",
+        ),
         ({"model": lambda x: x}, TypeError, r"model must be a torch\.nn\.Module"),
-        ({"model": OwnTrain()}, TypeError, r"model.train \(rename .*\) is called with \(mode\), .* OwnTrain.train\(first"),
+        (
+            {"model": OwnTrain()},
+            TypeError,
+            r"model.train \(rename .*\) is called with \(mode\), .* OwnTrain.train\(first",
+        ),
         ({"train_loader": []}, ValueError, "train_loader is empty: it has 0 batches"),
         ({"test_loader": 3}, TypeError, "test_loader must be an iterable of batches, got 3"),
         ({"optimizer": torch.optim.SGD}, TypeError, r"optimizer must be a torch\.optim\.Optimizer"),
-        ({"optimizer": {"type": "SGD", "lr": 0.1}}, TypeError, r"write torch.optim.SGD\(model.parameters\(\), ...\)"),
+        (
+            {"optimizer": {"type": "SGD", "lr": 0.1}},
+            TypeError,
+            r"write torch.optim.SGD\(model.parameters\(\), ...\)",
+        ),
         ({"optimizer": {"type": torch.optim.Adam}}, TypeError, r"write torch.optim.Adam\(model.parameters"),
-        ({"default_hooks": {"loger": None}}, ValueError, "default_hooks has no 'loger': did you mean 'logger'"),
-        ({"default_hooks": [1]}, TypeError, r"default_hooks must be a mapping \{name: .*\}, got \[1\]; other hooks"),
+        (
+            {"default_hooks": {"loger": None}},
+            ValueError,
+            "default_hooks has no 'loger': did you mean 'logger'",
+        ),
+        (
+            {"default_hooks": [1]},
+            TypeError,
+            r"default_hooks must be a mapping \{name: .*\}, got \[1\]; other hooks",
+        ),
         ({"default_hooks": {"logger": 3}}, TypeError, "expected a hook or a config .*, got 3"),
-        ({"default_hooks": {"logger": LoggerHook(1)}, "hooks": [LoggerHook(2)]}, ValueError, "and hooks another LoggerHook"),
-        ({"custom_hooks": {"type": "EMAHook"}}, TypeError, r"got one config: write custom_hooks=\[dict\(type=...\)\]"),
-        ({"hooks": LoggerHook(1)}, TypeError, r"hooks must be a list, got <.*LoggerHook.*>: write hooks=\[...\]"),
+        (
+            {"default_hooks": {"logger": LoggerHook(1)}, "hooks": [LoggerHook(2)]},
+            ValueError,
+            "and hooks another LoggerHook",
+        ),
+        (
+            {"custom_hooks": {"type": "EMAHook"}},
+            TypeError,
+            r"got one config: write custom_hooks=\[dict\(type=...\)\]",
+        ),
+        (
+            {"hooks": LoggerHook(1)},
+            TypeError,
+            r"hooks must be a list, got <.*LoggerHook.*>: write hooks=\[...\]",
+        ),
         ({"writers": "JSONLWriter"}, TypeError, "writers must be a list, got 'JSONLWriter'"),
         ({"hooks": [LoggerHook]}, TypeError, r"the class LoggerHook: write LoggerHook\(\)"),
-        ({"hooks": [print]}, TypeError, r'expected a hook or a config .*: give CallbackHook\(.*@bus\.on\("after_train_iter'),
-        ({"hooks": [JSONLWriter()]}, TypeError, r"JSONLWriter, which is a writer: it goes to writers=\[...\]"),
-        ({"hooks": [{"type": "JSONLWritr"}]}, ValueError, "unknown type 'JSONLWritr': did you mean 'JSONLWriter'"),
+        (
+            {"hooks": [print]},
+            TypeError,
+            r'expected a hook or a config .*: give CallbackHook\(.*@bus\.on\("after_train_iter',
+        ),
+        (
+            {"hooks": [JSONLWriter()]},
+            TypeError,
+            r"JSONLWriter, which is a writer: it goes to writers=\[...\]",
+        ),
+        (
+            {"hooks": [{"type": "JSONLWritr"}]},
+            ValueError,
+            "unknown type 'JSONLWritr': did you mean 'JSONLWriter'",
+        ),
         ({"writers": [JSONLWriter]}, TypeError, r"the class JSONLWriter: write JSONLWriter\(\)"),
         ({"writers": [LoggerHook()]}, TypeError, r"LoggerHook, which is a hook: it goes to hooks=\[...\]"),
-        ({"hooks": [Unsized([])]}, TypeError, r"expected a hook .*, got <.*Unsized.*>: derive its class from eventloop\.hooks\.Hook"),
-        ({"writers": [Unsized([])]}, TypeError, r"expected a writer .*: derive its class from eventloop\.writers\.Writer"),
+        (
+            {"hooks": [Unsized([])]},
+            TypeError,
+            r"expected a hook .*, got <.*Unsized.*>: derive its class from eventloop\.hooks\.Hook",
+        ),
+        (
+            {"writers": [Unsized([])]},
+            TypeError,
+            r"expected a writer .*: derive its class from eventloop\.writers\.Writer",
+        ),
         (
             {"writers": [JSONLWriter(), JSONLWriter()]},
             ValueError,
             r"writers= holds two JSONLWriter named 'JSONLWriter': give the second a name, JSONLWriter\(name=...\)",
         ),
-        ({"writers": [JSONLWriter(name="a"), CSVWriter(name="a")]}, ValueError, r"two writers named 'a': .* CSVWriter\(name=...\)"),
-        ({"writers": [Nameless(), Nameless()]}, ValueError, r"two Nameless named 'Nameless': .* writer\.name = \.\.\."),
+        (
+            {"writers": [JSONLWriter(name="a"), CSVWriter(name="a")]},
+            ValueError,
+            r"two writers named 'a': .* CSVWriter\(name=...\)",
+        ),
+        (
+            {"writers": [Nameless(), Nameless()]},
+            ValueError,
+            r"two Nameless named 'Nameless': .* writer\.name = \.\.\.",
+        ),
         ({"writers": [TWICE, TWICE]}, ValueError, "writers= holds the same JSONLWriter twice: list it once"),
         ({"hooks": [Stateful(), Stateful()]}, ValueError, "two hooks have the state name 'Stateful'"),
         ({"hooks": [CheckpointHook(save_best="accuracy")]}, ValueError, "needs a validation.*val_loader"),
-        ({"max_epochs": None, "max_iters": 5, "hooks": [CheckpointHook(1, by_epoch=True)]}, ValueError, "would never save"),
-        ({"evaluator": {"type": "Accuracy"}}, TypeError, "evaluator 'type' .*, got 'Accuracy': a config does not make one"),
-        ({"loss_fn": nn.CrossEntropyLoss}, TypeError, r"loss_fn is a class: give an object of it, CrossEntropyLoss\(\)"),
+        (
+            {"max_epochs": None, "max_iters": 5, "hooks": [CheckpointHook(1, by_epoch=True)]},
+            ValueError,
+            "would never save",
+        ),
+        (
+            {"evaluator": {"type": "Accuracy"}},
+            TypeError,
+            "evaluator 'type' .*, got 'Accuracy': a config does not make one",
+        ),
+        (
+            {"loss_fn": nn.CrossEntropyLoss},
+            TypeError,
+            r"loss_fn is a class: give an object of it, CrossEntropyLoss\(\)",
+        ),
         (
             {"loss_fn": lambda preds: preds},
             TypeError,
@@ -116,9 +192,17 @@ class OwnTrain(nn.Linear):
             TypeError,
             r"evaluator 'f1' is called with \(preds, target\), but the signature is .*\(preds\): too many",
         ),
-        ({"evaluator": lambda preds: 1}, TypeError, r"evaluator is called with \(preds, target\), but .*\(preds\): too many"),
+        (
+            {"evaluator": lambda preds: 1},
+            TypeError,
+            r"evaluator is called with \(preds, target\), but .*\(preds\): too many",
+        ),
         ({"loss_fn": "mse"}, TypeError, r"loss_fn must be a function \(model\(inputs\), target\), got 'mse'"),
-        ({"schedulers": torch.optim.lr_scheduler.StepLR}, TypeError, r"class StepLR: write StepLR\(optimizer, ...\)"),
+        (
+            {"schedulers": torch.optim.lr_scheduler.StepLR},
+            TypeError,
+            r"class StepLR: write StepLR\(optimizer, ...\)",
+        ),
         ({"bus": Bus}, TypeError, r"bus must be a Bus, as Bus\(\) makes one, got <class"),
         ({"work_dir": 3}, TypeError, "work_dir must be a path, a str or a Path, got 3"),
         (
@@ -126,20 +210,44 @@ class OwnTrain(nn.Linear):
             ValueError,
             "give loss_fn or train_step, not both",
         ),
-        ({"train_step": lambda batch: batch}, TypeError, r"train_step is called with \(trainer, batch\), .*too many"),
+        (
+            {"train_step": lambda batch: batch},
+            TypeError,
+            r"train_step is called with \(trainer, batch\), .*too many",
+        ),
         ({"train_step": 3}, TypeError, r"train_step must be a function \(trainer, batch\), got 3"),
-        ({"val_step": lambda trainer, batch, epoch: batch}, TypeError, "val_step is called with .* required argument: 'epoch'"),
+        (
+            {"val_step": lambda trainer, batch, epoch: batch},
+            TypeError,
+            "val_step is called with .* required argument: 'epoch'",
+        ),
         (
             {"train_loader": SAMPLES},
             TypeError,
             r"^train_loader must give .*, got a tuple of tensors, .*: give DataLoader\(TensorDataset\(x, y\), .*, or pass train_step=",
         ),
-        ({"train_loader": [*SAMPLES, SAMPLES[0]]}, TypeError, "train_loader must give .*, got a list of tensors"),
-        ({"val_loader": [*SAMPLES]}, TypeError, "val_loader must give .*, got a list of tensors, .*, or pass val_step="),
-        ({"test_loader": {"a": SAMPLES}}, TypeError, r"test_loader\['a'\] must give .*, got a tuple of tensors"),
-        ({"val_intervall": 2}, TypeError, "Trainer has no argument 'val_intervall': did you mean 'val_interval'"),
+        (
+            {"train_loader": [*SAMPLES, SAMPLES[0]]},
+            TypeError,
+            "train_loader must give .*, got a list of tensors",
+        ),
+        (
+            {"val_loader": [*SAMPLES]},
+            TypeError,
+            "val_loader must give .*, got a list of tensors, .*, or pass val_step=",
+        ),
+        (
+            {"test_loader": {"a": SAMPLES}},
+            TypeError,
+            r"test_loader\['a'\] must give .*, got a tuple of tensors",
+        ),
+        (
+            {"val_intervall": 2},
+            TypeError,
+            "Trainer has no argument 'val_intervall': did you mean 'val_interval'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refused_when_built(
     tmp_path: Path, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
@@ -177,9 +285,14 @@ def test_tensors_are_batches_of_steps_that_take_them(make_trainer: MakeTrainer) 
     ).train()
     model = tiny_model()
     trainer = Own(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.mse_loss, max_epochs=1,
-        train_loader=inputs, val_loader=inputs, work_dir=make_trainer().work_dir,
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.mse_loss,
+        max_epochs=1,
+        train_loader=inputs,
+        val_loader=inputs,
+        work_dir=make_trainer().work_dir,
+    )
 
     trainer.train()
 

@@ -51,9 +51,12 @@ def on_a_terminal(folder: Path, term: str) -> tuple[str, str]:
     """What a training without `writers` writes to standard output, a pipe, and to standard error, a wide terminal."""
     keyboard, screen = os.openpty()
     process = Forked(
-        ["-c", TRAINING], cwd=folder, stdout=subprocess.PIPE, stderr=screen,
+        ["-c", TRAINING],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=screen,
         env={"PATH": "", "PYTHONPATH": ROOT, "TERM": term, "COLUMNS": "160"},
-    )  # fmt: skip
+    )
     os.close(screen)
     shown = b""
     try:
@@ -141,9 +144,12 @@ def test_the_first_rank_alone_shows_progress(
 
 @pytest.mark.parametrize(("config", "shown"), [({}, True), ({"writers": []}, False)])
 def test_the_plan_shows_the_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    config: dict[str, Any],
     shown: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Where the run would have it; `writers=[]` shows nothing on a terminal either."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"train_cfg": {"max_epochs": 1}, **config}))

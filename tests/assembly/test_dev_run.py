@@ -33,9 +33,15 @@ def counts(trainer: Trainer) -> dict[str, int]:
 def test_a_short_run(make_trainer: MakeTrainer, unit: str, fast_dev_run: Any, expected: int) -> None:
     """It trains, validates once and tests on so many batches, whatever lengths, limits and intervals are given."""
     trainer = make_trainer(
-        train_loader=batches(5), val_loader=batches(5), test_loader=batches(5), limit_batches=2, val_begin=3,
-        val_interval=2, fast_dev_run=fast_dev_run, **{unit: 8},
-    )  # fmt: skip
+        train_loader=batches(5),
+        val_loader=batches(5),
+        test_loader=batches(5),
+        limit_batches=2,
+        val_begin=3,
+        val_interval=2,
+        fast_dev_run=fast_dev_run,
+        **{unit: 8},
+    )
 
     found = counts(trainer)
 
@@ -139,9 +145,12 @@ def test_hooks_and_schedules_are_built_for_the_whole_run(make_trainer: MakeTrain
             seen.append((trainer.max_epochs, trainer.max_iters))
 
     trainer = make_trainer(
-        train_loader=batches(5), max_epochs=8, fast_dev_run=True, hooks=[Looks()],
+        train_loader=batches(5),
+        max_epochs=8,
+        fast_dev_run=True,
+        hooks=[Looks()],
         schedulers=[{"type": "CosineAnnealingLR", "begin": 5}, {"type": "LinearLR", "end": 5}],
-    )  # fmt: skip
+    )
 
     trainer.train()
 

@@ -39,9 +39,13 @@ def fold(make: MakeTrainer, scores: list[float], work_dir: Path, **changes: Any)
     """Return a trainer whose validations have some scores."""
     left = iter(scores)
     return make(
-        val_loader=batches(1), val_step=lambda trainer, batch: {"acc": next(left)}, sanity_val=0,
-        max_epochs=6, work_dir=work_dir, **changes,
-    )  # fmt: skip
+        val_loader=batches(1),
+        val_step=lambda trainer, batch: {"acc": next(left)},
+        sanity_val=0,
+        max_epochs=6,
+        work_dir=work_dir,
+        **changes,
+    )
 
 
 def test_early_stopping_over_folds(make_trainer: MakeTrainer, tmp_path: Path) -> None:
@@ -117,9 +121,13 @@ def test_every_hook_starts_over(make_trainer: MakeTrainer, tmp_path: Path, name:
     def run(hook: Hook, scores: list[float], lr: float = 0.1) -> dict[str, Any]:
         model = net()
         trainer = fold(
-            make_trainer, scores, tmp_path / str(len(list(tmp_path.iterdir()))) / "run", model=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr, 0.9), hooks=[hook],
-        )  # fmt: skip
+            make_trainer,
+            scores,
+            tmp_path / str(len(list(tmp_path.iterdir()))) / "run",
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr, 0.9),
+            hooks=[hook],
+        )
         trainer.train()
         saved = load_checkpoint(trainer.resume())
         return {

@@ -140,16 +140,28 @@ def test_priority_and_name_are_set_on_the_object() -> None:
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
-        ({"type": "ChekpointHook"}, ValueError, "unknown type 'ChekpointHook': did you mean 'CheckpointHook'"),
-        ({"type": "on_rank"}, ValueError, "unknown type 'on_rank'"),  # a function that is exported beside hooks
+        (
+            {"type": "ChekpointHook"},
+            ValueError,
+            "unknown type 'ChekpointHook': did you mean 'CheckpointHook'",
+        ),
+        (
+            {"type": "on_rank"},
+            ValueError,
+            "unknown type 'on_rank'",
+        ),  # a function that is exported beside hooks
         ({"type": Named, "m": 1, "n": 2}, ValueError, "Named has no argument 'm'"),
-        ({"type": "CheckpointHook", "intreval": 1}, ValueError, "no argument 'intreval': did you mean 'interval'"),
+        (
+            {"type": "CheckpointHook", "intreval": 1},
+            ValueError,
+            "no argument 'intreval': did you mean 'interval'",
+        ),
         ({"type": "JSONLWriter", "priority": 3}, ValueError, "JSONLWriter has no argument 'priority'"),
         ({"n": 1}, TypeError, r"expected an object or a config dict\(type=...\), got {'n': 1}"),
         ({"type": None}, TypeError, "type must be a class or its name, got None"),
         (3, TypeError, "expected an object or a config .*, got 3"),
     ],
-)  # fmt: skip
+)
 def test_wrong_configs(config: Any, error: type[Exception], message: str) -> None:
     """A config that cannot be built says what is wrong with it, with a suggestion for a misspelling."""
     with pytest.raises(error, match=message):

@@ -60,10 +60,15 @@ def test_a_close_that_ran_out_of_time_is_exact(overflow: Overflow, seconds: floa
     bus = Bus()
     subscriptions = [
         bus.subscribe(
-            lambda event: sleep(0.001), AfterTrainIter, offload="thread", every=n, overflow=overflow, name=str(n)
+            lambda event: sleep(0.001),
+            AfterTrainIter,
+            offload="thread",
+            every=n,
+            overflow=overflow,
+            name=str(n),
         )
         for n in (1, 7)
-    ]  # fmt: skip
+    ]
     Emitter(bus).emit(5000)
     bus.close(seconds)
 
@@ -157,9 +162,13 @@ def test_when_is_asked_once_for_each_event(bus: Bus, overflow: Overflow) -> None
 
     seen: list[int] = []
     subscription = bus.subscribe(
-        lambda event: seen.append(event.iter), AfterTrainIter, offload="thread", when=odd,
-        overflow=overflow, queue=4096,
-    )  # fmt: skip
+        lambda event: seen.append(event.iter),
+        AfterTrainIter,
+        offload="thread",
+        when=odd,
+        overflow=overflow,
+        queue=4096,
+    )
     Emitter(bus).emit(1000)
     bus.flush(DEADLINE)
 

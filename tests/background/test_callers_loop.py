@@ -70,9 +70,14 @@ def test_a_filter_a_batch_the_account_and_an_error(bus: Bus) -> None:
                 raise ValueError("no network")
 
         taking = bus.subscribe(
-            receive, "after_train_iter", every=2, batch=True, queue=2, on_error="raise",
+            receive,
+            "after_train_iter",
+            every=2,
+            batch=True,
+            queue=2,
+            on_error="raise",
             loop=asyncio.get_running_loop(),
-        )  # fmt: skip
+        )
         emit(bus, 20)  # more than the queue holds, while the loop is here
         assert await drained(bus)
         assert iters([event for batch in batches for event in batch]) == [*range(1, 20, 2)]

@@ -106,8 +106,12 @@ def test_a_log_that_exits_leaves_nobody_waiting(bus: Bus, start: Start, how: str
         options["overflow"] = "drop_oldest"
         bad = bus.subscribe(slow, "after_train_iter", offload="thread", when=lambda event: 1 / 0, **options)
     else:
-        bad = bus.subscribe(fails_at_once if how == "thread" else fails_in_a_task, "after_train_iter",
-                            offload="thread" if how == "thread" else None, **options)  # fmt: skip
+        bad = bus.subscribe(
+            fails_at_once if how == "thread" else fails_in_a_task,
+            "after_train_iter",
+            offload="thread" if how == "thread" else None,
+            **options,
+        )
 
     emit_all(bus, EVENTS)
 

@@ -213,9 +213,14 @@ def test_cancelled_await_in_a_subscriber_is_a_failure(bus: Bus) -> None:
 @pytest.mark.parametrize("error", [OSError, Panic, SystemExit, asyncio.CancelledError])
 @pytest.mark.parametrize("what", ["on_flush", "on_close"])
 def test_whatever_a_callback_raises_is_reported(
-    bus: Bus, kind: str, what: str, error: type[BaseException], failures: list[HandlerFailed], other: list[Any],
+    bus: Bus,
+    kind: str,
+    what: str,
+    error: type[BaseException],
+    failures: list[HandlerFailed],
+    other: list[Any],
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     """`on_flush` and `on_close` fail for themselves: everything is delivered, and the bus closes as ever."""
     options: dict[str, Any] = {what: raises(error("oh"))}
     bad = subscribe(bus, kind, ignores, **options)

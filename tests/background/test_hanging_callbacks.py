@@ -47,8 +47,15 @@ def test_a_hung_on_flush_is_a_stall(bus: Bus, held: Held, kind: str, overflow: O
     """After `stall_timeout` in `on_flush` a subscriber is given up and reported, and no emit waits for its queue."""
     told = reports_of(bus)
     bad = subscribe(
-        bus, kind, ignores, name="bad", overflow=overflow, queue=1, stall_timeout=0.05, on_flush=lambda: held(None)
-    )  # fmt: skip
+        bus,
+        kind,
+        ignores,
+        name="bad",
+        overflow=overflow,
+        queue=1,
+        stall_timeout=0.05,
+        on_flush=lambda: held(None),
+    )
     emit(bus, 1)
     began = monotonic()
     bus.flush(DEADLINE)
@@ -68,9 +75,15 @@ def test_emits_into_a_full_queue_outlast_a_hung_on_flush(bus: Bus, held: Held) -
     """The emitting thread itself finds that the subscriber it waits for stalls in `on_flush`."""
     told = reports_of(bus)
     bad = subscribe(
-        bus, "thread", ignores, name="bad", overflow="block", queue=1, stall_timeout=0.05,
+        bus,
+        "thread",
+        ignores,
+        name="bad",
+        overflow="block",
+        queue=1,
+        stall_timeout=0.05,
         on_flush=lambda: held(None),
-    )  # fmt: skip
+    )
     assert bad.subscriber is not None
     bad.subscriber.request_flush()
     assert held.entered.wait(DEADLINE)

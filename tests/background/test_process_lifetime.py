@@ -49,9 +49,13 @@ def script(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
         path = tmp_path / "main.py"
         path.write_text(SETUP + program, encoding="utf-8")
         return subprocess.Popen(
-            [sys.executable, str(path)], env={"PATH": "", "PYTHONPATH": ROOT}, cwd=tmp_path, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, str(path)],
+            env={"PATH": "", "PYTHONPATH": ROOT},
+            cwd=tmp_path,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     return start
 

@@ -190,9 +190,12 @@ def test_worker_without_its_program_prints(tmp_path: Path) -> None:
     (tmp_path / "my_handlers.py").write_text(OUTLIVE, encoding="utf-8")
     (tmp_path / "main.py").write_text(PROGRAM, encoding="utf-8")
     with subprocess.Popen(
-        [sys.executable, str(tmp_path / "main.py")], env={**os.environ, "PYTHONPATH": ROOT}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as program:  # fmt: skip
+        [sys.executable, str(tmp_path / "main.py")],
+        env={**os.environ, "PYTHONPATH": ROOT},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "ready\n"
         program.send_signal(signal.SIGKILL)

@@ -116,9 +116,13 @@ def test_what_stands_still_is_not_waited_for(
 
 @pytest.mark.slow
 def test_a_long_start_is_not_ended(
-    bus: Bus, start: Start, lines: Lines, go: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
+    bus: Bus,
+    start: Start,
+    lines: Lines,
+    go: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     """A worker that computes in its imports may take longer than their limit."""
     substitute(monkeypatch, "process_runner.START_SECONDS", 0.5)
     subscription = start(handlers.ComputesWhenMade())

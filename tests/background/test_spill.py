@@ -242,9 +242,13 @@ def test_end_of_a_subscriber_removes_its_file(
             raise ValueError("no luck")
 
     subscription = bus.subscribe(
-        ends, "after_train_iter", offload="thread", name="ends", queue=3,
+        ends,
+        "after_train_iter",
+        offload="thread",
+        name="ends",
+        queue=3,
         stall_timeout=0.1 if end == "stall" else 60.0,
-    )  # fmt: skip
+    )
     emit(bus, 1000)
     assert entered.wait(DEADLINE)
     if end == "cancel":
@@ -284,9 +288,12 @@ def test_flush_and_close_wait_for_the_file(held: Held, kind: str, small_files: P
     """`on_flush` and `on_close` come after the last event of the file."""
     bus, at_flush, at_close = Bus(), list[int](), list[int]()
     hold(
-        bus, held, kind, on_flush=lambda: at_flush.append(len(held.seen)),
+        bus,
+        held,
+        kind,
+        on_flush=lambda: at_flush.append(len(held.seen)),
         on_close=lambda: at_close.append(len(held.seen)),
-    )  # fmt: skip
+    )
     emit(bus, 300, start=1)
     assert not bus.flush(0.0)
     held.let_go()

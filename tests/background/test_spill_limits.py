@@ -64,9 +64,14 @@ class Disk:
 @in_both_kinds
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_full_disk_means_counted_drops(
-    bus: Bus, held: Held, kind: str, number: int, small_files: Path, monkeypatch: pytest.MonkeyPatch,
+    bus: Bus,
+    held: Held,
+    kind: str,
+    number: int,
+    small_files: Path,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     """One line in the log, an event, an exact account; what was accepted is delivered; and it recovers."""
     caplog.set_level("INFO", logger="eventloop")
     substitute(monkeypatch, "spill.RETRY_SECONDS", 0.0)

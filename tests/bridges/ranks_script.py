@@ -28,8 +28,12 @@ BATCHES = 4
 """The batches of an epoch on each rank; a training has two epochs."""
 BAD_BATCH = "rank 1 got a bad batch"
 TOLD: list[tuple[Any, ...]] = [
-    ("note", "hello"), ("set", {"lr*": 0.5}), ("checkpoint",), ("validate",), ("pause",)
-]  # fmt: skip
+    ("note", "hello"),
+    ("set", {"lr*": 0.5}),
+    ("checkpoint",),
+    ("validate",),
+    ("pause",),
+]
 """The commands that rank 0 receives in its first iteration of a told training."""
 Options = dict[str, Any] | None
 """The arguments of the bridge; None for a training without it."""
@@ -91,10 +95,17 @@ def train_by_lightning(folder: Path, net: Net, options: Options) -> None:
 
     seed_everything(3, verbose=False)
     Trainer(
-        max_epochs=2, strategy="ddp", accelerator="cpu", devices=2, default_root_dir=folder, logger=False,
-        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=2,
+        max_epochs=2,
+        strategy="ddp",
+        accelerator="cpu",
+        devices=2,
+        default_root_dir=folder,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=2,
         callbacks=[Reader()] if options is None else [Reader(), EventLoopCallback(**options)],
-    ).fit(Module(), DataLoader(samples(), 2, shuffle=True), DataLoader(samples(), 2))  # fmt: skip
+    ).fit(Module(), DataLoader(samples(), 2, shuffle=True), DataLoader(samples(), 2))
 
 
 def train_by_transformers(folder: Path, net: Net, options: Options) -> None:
@@ -116,10 +127,19 @@ def train_by_transformers(folder: Path, net: Net, options: Options) -> None:
         {"inputs": inputs, "labels": int(label)} for inputs, label in zip(*samples().tensors, strict=True)
     ]
     arguments = TrainingArguments(
-        str(folder), use_cpu=True, ddp_backend="gloo", num_train_epochs=2, per_device_train_batch_size=2,
-        learning_rate=0.1, logging_steps=2, eval_strategy="epoch", save_strategy="epoch", disable_tqdm=True,
-        report_to=[], seed=3,
-    )  # fmt: skip
+        str(folder),
+        use_cpu=True,
+        ddp_backend="gloo",
+        num_train_epochs=2,
+        per_device_train_batch_size=2,
+        learning_rate=0.1,
+        logging_steps=2,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        disable_tqdm=True,
+        report_to=[],
+        seed=3,
+    )
     callbacks = [] if options is None else [EventLoopCallback(**options)]
     Trainer(Module(), arguments, train_dataset=rows, eval_dataset=rows, callbacks=callbacks).train()
 
@@ -182,14 +202,23 @@ def train_by_mmengine(folder: Path, net: Net, options: Options) -> None:
         }
 
     Runner(
-        Module(), str(folder / "mm"), train_dataloader=loader(shuffle=True), val_dataloader=loader(shuffle=False),
-        train_cfg={"by_epoch": True, "max_epochs": 2, "val_interval": 1}, val_cfg={}, val_evaluator=[Mean()],
+        Module(),
+        str(folder / "mm"),
+        train_dataloader=loader(shuffle=True),
+        val_dataloader=loader(shuffle=False),
+        train_cfg={"by_epoch": True, "max_epochs": 2, "val_interval": 1},
+        val_cfg={},
+        val_evaluator=[Mean()],
         optim_wrapper={"optimizer": {"type": "SGD", "lr": 0.1, "momentum": 0.9}},
-        custom_hooks=[] if options is None else [EventLoopHook(**options)], launcher="pytorch",
-        env_cfg={"dist_cfg": {"backend": "gloo"}}, randomness={"seed": 3}, experiment_name=folder.name,
+        custom_hooks=[] if options is None else [EventLoopHook(**options)],
+        launcher="pytorch",
+        env_cfg={"dist_cfg": {"backend": "gloo"}},
+        randomness={"seed": 3},
+        experiment_name=folder.name,
         cfg={"model_wrapper_cfg": {"type": "MMDistributedDataParallel", "device_ids": None}},
-        default_scope="mmengine", log_level="ERROR",
-    ).train()  # fmt: skip
+        default_scope="mmengine",
+        log_level="ERROR",
+    ).train()
 
 
 TRAINED: dict[str, Callable[[Path, Net, Options], None]] = {
@@ -209,9 +238,13 @@ def run_part(host: str, folder: Path, part: str) -> None:
     @bus.on("after_run", priority="LOWEST")
     def inspect(trainer: Any, event: Any) -> None:
         seen.update(
-            rank=trainer.rank, world_size=trainer.world_size, iters=trainer.iter, reason=event.reason,
-            stop_reason=trainer.stop_reason, error=event.error,
-        )  # fmt: skip
+            rank=trainer.rank,
+            world_size=trainer.world_size,
+            iters=trainer.iter,
+            reason=event.reason,
+            stop_reason=trainer.stop_reason,
+            error=event.error,
+        )
         write(folder, part, trainer.rank, seen)
 
     when = {"stop": "after_train_iter", "stop in a validation": "after_val_epoch"}.get(part)

@@ -74,9 +74,15 @@ if __name__ == "__main__":
     bridge = EventLoopCallback(hooks=[EMAHook(), Stops()], writers=[JSONLWriter()], work_dir=folder / "run")
     seen = subscribe(bridge.bus) if strategy == "ddp_fork" else []  # refused by a bridge that is pickled
     trainer = Trainer(
-        max_epochs=2, strategy=strategy, accelerator="cpu", devices=2, logger=False, default_root_dir=folder,
-        enable_progress_bar=False, callbacks=[bridge],
-    )  # fmt: skip
+        max_epochs=2,
+        strategy=strategy,
+        accelerator="cpu",
+        devices=2,
+        logger=False,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        callbacks=[bridge],
+    )
     trainer.fit(Module(seen), DataLoader(samples(), 2))
     assert not seen
     trainer.validate(Module([]), DataLoader(samples(), 2))

@@ -102,9 +102,14 @@ def test_a_loop_with_accelerate(
     reset_accelerator()
     model, optimizer, loader, step = prepared(scheduled)
     driven = DrivenTrainer(
-        model, optimizer=optimizer, max_epochs=EPOCHS, hooks=[EMAHook()], writers=[JSONLWriter()],
-        default_hooks={"logger": {"interval": 1}}, work_dir=tmp_path,
-    )  # fmt: skip
+        model,
+        optimizer=optimizer,
+        max_epochs=EPOCHS,
+        hooks=[EMAHook()],
+        writers=[JSONLWriter()],
+        default_hooks={"logger": {"interval": 1}},
+        work_dir=tmp_path,
+    )
     seen: list[str] = []
     driven.bus.subscribe(
         lambda event: seen.append(type(event).__name__),

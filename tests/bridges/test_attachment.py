@@ -32,14 +32,29 @@ def attachment(bus: Bus | None = None, **changes: Any) -> Attachment:
     return Attachment("toyloop", never, bus, **{**options, **changes})
 
 
-@pytest.mark.parametrize(("arguments", "error", "words"), [
-    ({"hooks": [EMAHook]}, TypeError, r"expected a hook, got the class EMAHook: write EMAHook\(\)"),
-    ({"hooks": [3]}, TypeError, r"expected a hook or a config dict\(type=...\), got 3"),
-    ({"hooks": [JSONLWriter()]}, TypeError, r"expected a hook, got JSONLWriter, which is a writer: .* writers="),
-    ({"writers": [JSONLWriter]}, TypeError, r"expected a writer, got the class JSONLWriter: write JSONLWriter\(\)"),
-    ({"writers": ["jsonl"]}, TypeError, r"expected a writer or a config dict\(type=...\), got 'jsonl'"),
-    ({"writers": [{"type": "JSNOLWriter"}]}, ValueError, "unknown type 'JSNOLWriter': did you mean 'JSONLWriter'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"hooks": [EMAHook]}, TypeError, r"expected a hook, got the class EMAHook: write EMAHook\(\)"),
+        ({"hooks": [3]}, TypeError, r"expected a hook or a config dict\(type=...\), got 3"),
+        (
+            {"hooks": [JSONLWriter()]},
+            TypeError,
+            r"expected a hook, got JSONLWriter, which is a writer: .* writers=",
+        ),
+        (
+            {"writers": [JSONLWriter]},
+            TypeError,
+            r"expected a writer, got the class JSONLWriter: write JSONLWriter\(\)",
+        ),
+        ({"writers": ["jsonl"]}, TypeError, r"expected a writer or a config dict\(type=...\), got 'jsonl'"),
+        (
+            {"writers": [{"type": "JSNOLWriter"}]},
+            ValueError,
+            "unknown type 'JSNOLWriter': did you mean 'JSONLWriter'",
+        ),
+    ],
+)
 def test_hooks_and_writers(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     """What is no hook or no writer is refused where the bridge is made, and not at the host's first run."""
     with pytest.raises(error, match=words):
@@ -94,11 +109,14 @@ class Chooses(Skipped):
 def record_skipped(event: Any) -> None: ...
 
 
-@pytest.mark.parametrize(("hook", "name"), [
-    (Skipped(), "Skipped.optimizer_step_skipped"),
-    (SkippedNotes(), "SkippedNotes.optimizer_step_skipped"),
-    (CallbackHook(optimizer_step_skipped=record_skipped), "record_skipped"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hook", "name"),
+    [
+        (Skipped(), "Skipped.optimizer_step_skipped"),
+        (SkippedNotes(), "SkippedNotes.optimizer_step_skipped"),
+        (CallbackHook(optimizer_step_skipped=record_skipped), "record_skipped"),
+    ],
+)
 def test_a_hook_for_an_event_that_the_host_never_emits(hook: Hook, name: str) -> None:
     """It is refused where the bridge is made, with the names of the hook's method and the event, and the reason."""
     words = rf"{name} subscribes to optimizer_step_skipped, which this bus never has: toyloop does not say"
@@ -145,13 +163,21 @@ class BeforeBatch(Hook):
     def before_val_iter(self, trainer: Any, event: Any) -> None: ...
 
 
-@pytest.mark.parametrize(("package", "make", "hook", "words"), [
-    ("lightning", of_lightning, Skipped, "Lightning does not say that a step was skipped"),
-    ("transformers", of_transformers, BeforeBatch, "Transformers has no callback before a batch of an evaluation"),
-    ("ignite", of_ignite, Skipped, "ignite does not say that a step was skipped"),
-    ("ignite", of_ignite, BeforeBatch, "give .* the evaluator"),
-    ("mmengine", of_mmengine, Skipped, "MMEngine's optim wrappers do not say that a step was skipped"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("package", "make", "hook", "words"),
+    [
+        ("lightning", of_lightning, Skipped, "Lightning does not say that a step was skipped"),
+        (
+            "transformers",
+            of_transformers,
+            BeforeBatch,
+            "Transformers has no callback before a batch of an evaluation",
+        ),
+        ("ignite", of_ignite, Skipped, "ignite does not say that a step was skipped"),
+        ("ignite", of_ignite, BeforeBatch, "give .* the evaluator"),
+        ("mmengine", of_mmengine, Skipped, "MMEngine's optim wrappers do not say that a step was skipped"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore")  # MMEngine's own, at its import
 def test_each_bridge_refuses_such_a_hook(
     package: str, make: Callable[[Hook], object], hook: type[Hook], words: str
@@ -165,10 +191,17 @@ def test_each_bridge_refuses_such_a_hook(
         make(hook())
 
 
-@pytest.mark.parametrize(("name", "found", "words"), [
-    ("find_spec", None, r"needs toyloop-ml>=1.2, which is not installed: pip install 'torch-eventloop\[toyloop\]'"),
-    ("version", "1.1.9", r"needs toyloop-ml>=1.2, got 1.1.9: pip install 'torch-eventloop\[toyloop\]'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "found", "words"),
+    [
+        (
+            "find_spec",
+            None,
+            r"needs toyloop-ml>=1.2, which is not installed: pip install 'torch-eventloop\[toyloop\]'",
+        ),
+        ("version", "1.1.9", r"needs toyloop-ml>=1.2, got 1.1.9: pip install 'torch-eventloop\[toyloop\]'"),
+    ],
+)
 def test_a_host_that_is_missing_or_old(
     monkeypatch: pytest.MonkeyPatch, name: str, found: str | None, words: str
 ) -> None:

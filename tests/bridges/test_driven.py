@@ -117,7 +117,10 @@ def test_limits_are_those_that_the_host_knows(make_driven: MakeDriven) -> None:
 @pytest.mark.parametrize(
     ("hook", "words"),
     [
-        (OptimizerHook(), "OptimizerHook does backward and the optimizer's step itself, which toyloop does here"),
+        (
+            OptimizerHook(),
+            "OptimizerHook does backward and the optimizer's step itself, which toyloop does here",
+        ),
         (ParamSchedulerHook(), "ParamSchedulerHook does the steps of the schedulers itself, which toyloop"),
         ({"type": "PreemptionHook"}, "PreemptionHook does the handlers of signals itself, which toyloop"),
         ({"type": "Fp16OptimizerHook"}, "Fp16OptimizerHook does backward"),
@@ -125,7 +128,7 @@ def test_limits_are_those_that_the_host_knows(make_driven: MakeDriven) -> None:
         ({"type": "DistSamplerSeedHook"}, "DistSamplerSeedHook does the seeds of the samplers"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_hooks_that_own_a_part_of_the_loop(make_driven: MakeDriven, hook: Any, words: str) -> None:
     """A hook that does what the host does is refused by name when the trainer is built."""
     with pytest.raises(ValueError, match=words):
@@ -219,8 +222,11 @@ def test_numbers_under_names_of_the_engine(make_driven: MakeDriven, tmp_path: Pa
         if isinstance(value, float)
     }
     assert found == {
-        ("train", "host/time"): 0.5, ("train", "host/lr/a"): 2.0, ("train", "lr_scale"): 3.0, ("val", "time"): 4.0,
-    }  # fmt: skip
+        ("train", "host/time"): 0.5,
+        ("train", "host/lr/a"): 2.0,
+        ("train", "lr_scale"): 3.0,
+        ("val", "time"): 4.0,
+    }
 
 
 def test_preemption_is_the_hosts(make_driven: MakeDriven) -> None:

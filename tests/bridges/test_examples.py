@@ -96,11 +96,17 @@ def test_accelerate_example_on_two_ranks(tmp_path: Path) -> None:
             *(EXAMPLES / "accelerate_loop.py", tmp_path),
         ],
         env={
-            **os.environ, "PYTHONPATH": forked.ROOT, "ACCELERATE_USE_CPU": "1",
-            "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+            **os.environ,
+            "PYTHONPATH": forked.ROOT,
+            "ACCELERATE_USE_CPU": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
         },
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     epochs = len(validated(tmp_path))

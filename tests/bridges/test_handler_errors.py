@@ -14,10 +14,21 @@ from eventloop.costs.records import read_costs
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 EVENTS = (
-    "before_run", "before_train", "before_train_epoch", "before_train_iter", "before_optimizer_step",
-    "after_optimizer_step", "after_train_iter", "before_val", "after_val_iter", "after_val_epoch", "after_val",
-    "after_train_epoch", "after_train", "after_run",
-)  # fmt: skip
+    "before_run",
+    "before_train",
+    "before_train_epoch",
+    "before_train_iter",
+    "before_optimizer_step",
+    "after_optimizer_step",
+    "after_train_iter",
+    "before_val",
+    "after_val_iter",
+    "after_val_epoch",
+    "after_val",
+    "after_train_epoch",
+    "after_train",
+    "after_run",
+)
 
 
 def lightning(work_dir: Path) -> tuple[Bus, Callable[[], object]]:

@@ -60,9 +60,14 @@ def train_lightning(work_dir: Path, used: Used) -> None:
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     pl.Trainer(
-        max_epochs=1, callbacks=[EventLoopCallback(**options(work_dir))], logger=False, accelerator="cpu",
-        enable_checkpointing=False, enable_progress_bar=False, default_root_dir=str(work_dir),
-    ).fit(Module(), torch.utils.data.DataLoader(samples(STEPS * 4), batch_size=4))  # fmt: skip
+        max_epochs=1,
+        callbacks=[EventLoopCallback(**options(work_dir))],
+        logger=False,
+        accelerator="cpu",
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        default_root_dir=str(work_dir),
+    ).fit(Module(), torch.utils.data.DataLoader(samples(STEPS * 4), batch_size=4))
 
 
 def train_transformers(work_dir: Path, used: Used) -> None:
@@ -108,9 +113,12 @@ def train_mmengine(work_dir: Path, used: Used) -> None:
         from tests.bridges.test_mmengine import loader, runner
 
     ours = runner(
-        work_dir, EventLoopHook(**options(work_dir)), epochs=1, train_dataloader=loader(STEPS),
+        work_dir,
+        EventLoopHook(**options(work_dir)),
+        epochs=1,
+        train_dataloader=loader(STEPS),
         param_scheduler={"type": "StepLR", "step_size": 1, "gamma": 0.5, "by_epoch": False},
-    )  # fmt: skip
+    )
     ours.optim_wrapper = ours.build_optim_wrapper(ours.optim_wrapper)
     record_steps(ours.optim_wrapper.optimizer, used)
     ours.train()
@@ -164,10 +172,16 @@ def test_a_loss_that_the_module_logs(tmp_path: Path, accumulate: int, how: str) 
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     pl.Trainer(
-        max_epochs=1, callbacks=[EventLoopCallback(**options(tmp_path))], logger=True, accelerator="cpu",
-        enable_checkpointing=False, enable_progress_bar=False, default_root_dir=str(tmp_path / "own"),
-        accumulate_grad_batches=accumulate, log_every_n_steps=1,
-    ).fit(Module(), torch.utils.data.DataLoader(samples(STEPS * 4), batch_size=4))  # fmt: skip
+        max_epochs=1,
+        callbacks=[EventLoopCallback(**options(tmp_path))],
+        logger=True,
+        accelerator="cpu",
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        default_root_dir=str(tmp_path / "own"),
+        accumulate_grad_batches=accumulate,
+        log_every_n_steps=1,
+    ).fit(Module(), torch.utils.data.DataLoader(samples(STEPS * 4), batch_size=4))
 
     found = values(tmp_path, "loss")
     assert len(found) == len({step for step, _ in found})

@@ -95,8 +95,16 @@ def test_events_and_their_counters(tmp_path: Path) -> None:
     step = ["BeforeTrainIter", "BeforeOptimizerStep", "AfterOptimizerStep", "AfterTrainIter"]
     val = ["BeforeVal", "BeforeValEpoch", "BeforeValIter", "AfterValIter", "AfterValEpoch", "AfterVal"]
     assert [row[0] for row in rows] == [
-        "BeforeRun", "BeforeTrain", "BeforeTrainEpoch", *step, *step, "AfterTrainEpoch", *val, "AfterTrain", "AfterRun",
-    ]  # fmt: skip
+        "BeforeRun",
+        "BeforeTrain",
+        "BeforeTrainEpoch",
+        *step,
+        *step,
+        "AfterTrainEpoch",
+        *val,
+        "AfterTrain",
+        "AfterRun",
+    ]
     assert [row[1] for row in rows if row[0] == "AfterTrainIter"] == [0, 1]
     assert (after_val := bus.latest("after_val_epoch")) is not None
     assert after_val.metrics.keys() == {"accuracy"}
@@ -116,9 +124,13 @@ def test_what_is_logged(tmp_path: Path) -> None:
 
 
 VALUES = {
-    "np.float32": np.float32(0.5), "np.float64": np.float64(0.5), "array": np.array([0.5]),
-    "tensor": torch.tensor([0.5]), "fraction": Fraction(1, 2), "float": 0.5,
-}  # fmt: skip
+    "np.float32": np.float32(0.5),
+    "np.float64": np.float64(0.5),
+    "array": np.array([0.5]),
+    "tensor": torch.tensor([0.5]),
+    "fraction": Fraction(1, 2),
+    "float": 0.5,
+}
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
@@ -205,13 +217,20 @@ def test_handlers_of_one_name_have_rows_of_their_own(tmp_path: Path) -> None:
 
     calls = {(cost.name, cost.event): cost.calls for cost in read_costs(tmp_path).handlers}
     assert {key: count for key, count in calls.items() if key[0].startswith(("Timer", "Slow", "record"))} == {
-        ("Timer.reset", "started"): 1, ("Timer #2.reset", "started"): 1,
-        ("Timer.pause", "completed"): 1, ("Timer #2.pause", "completed"): 1,
-        ("Timer.resume", "epoch_started"): 2, ("Timer #2.resume", "epoch_started"): 2,
-        ("Timer.step", "iteration_completed"): 8, ("Timer #2.step", "iteration_completed"): 8,
-        ("Slow", "iteration_completed"): 8, ("Slow #2", "iteration_completed"): 8,
-        ("record", "epoch_completed"): 2, ("record #2", "epoch_completed"): 2, ("record #3", "completed"): 2,
-    }  # fmt: skip
+        ("Timer.reset", "started"): 1,
+        ("Timer #2.reset", "started"): 1,
+        ("Timer.pause", "completed"): 1,
+        ("Timer #2.pause", "completed"): 1,
+        ("Timer.resume", "epoch_started"): 2,
+        ("Timer #2.resume", "epoch_started"): 2,
+        ("Timer.step", "iteration_completed"): 8,
+        ("Timer #2.step", "iteration_completed"): 8,
+        ("Slow", "iteration_completed"): 8,
+        ("Slow #2", "iteration_completed"): 8,
+        ("record", "epoch_completed"): 2,
+        ("record #2", "epoch_completed"): 2,
+        ("record #3", "completed"): 2,
+    }
 
 
 def record(every: int) -> None:
@@ -362,22 +381,58 @@ def test_an_evaluator_outside_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda t: attach(cast(Any, print)), TypeError, "engine must be an ignite.engine.Engine, got <built-in"),
-        (lambda t: attach(t.engine, evaluators={"val": cast(Any, 3)}), TypeError, r"evaluators\['val'\] must be an ignite.engine.Engine, got 3"),
-        (lambda t: attach(t.engine, evaluators=cast(Any, [t.engine])), TypeError, "evaluators must be engines by mode, .* got \\["),
-        (lambda t: attach(t.engine, evaluators={"val": t.engine}), ValueError, r"evaluators\['val'\] must be .* got the engine that trains"),
-        (lambda t: attach(t.engine, optimizer=cast(Any, 3)), TypeError, "optimizer must be a torch.optim.Optimizer, got 3"),
+        (
+            lambda t: attach(cast(Any, print)),
+            TypeError,
+            "engine must be an ignite.engine.Engine, got <built-in",
+        ),
+        (
+            lambda t: attach(t.engine, evaluators={"val": cast(Any, 3)}),
+            TypeError,
+            r"evaluators\['val'\] must be an ignite.engine.Engine, got 3",
+        ),
+        (
+            lambda t: attach(t.engine, evaluators=cast(Any, [t.engine])),
+            TypeError,
+            "evaluators must be engines by mode, .* got \\[",
+        ),
+        (
+            lambda t: attach(t.engine, evaluators={"val": t.engine}),
+            ValueError,
+            r"evaluators\['val'\] must be .* got the engine that trains",
+        ),
+        (
+            lambda t: attach(t.engine, optimizer=cast(Any, 3)),
+            TypeError,
+            "optimizer must be a torch.optim.Optimizer, got 3",
+        ),
         (lambda t: attach(t.engine, model=cast(Any, 3)), TypeError, "model must be a torch.nn.Module, got 3"),
-        (lambda t: attach(t.engine, hooks=[EMAHook()]), ValueError, r"EMAHook needs a model, .* attach\(engine, model=\.\.\.\)"),
-        (lambda t: attach(t.engine, hooks=[OptimizerHook()]), ValueError, "OptimizerHook does backward .* ignite does"),
+        (
+            lambda t: attach(t.engine, hooks=[EMAHook()]),
+            ValueError,
+            r"EMAHook needs a model, .* attach\(engine, model=\.\.\.\)",
+        ),
+        (
+            lambda t: attach(t.engine, hooks=[OptimizerHook()]),
+            ValueError,
+            "OptimizerHook does backward .* ignite does",
+        ),
         (lambda t: attach(t.engine, bus=cast(Any, 3)), TypeError, "bus must be a Bus, .* got 3"),
         (lambda t: attach(t.engine, measure=cast(Any, 1)), TypeError, "measure must be True or False, got 1"),
-        (lambda t: attach(t.engine).on("after_backward")(print), ValueError, "after_backward, which this bus never has"),
+        (
+            lambda t: attach(t.engine).on("after_backward")(print),
+            ValueError,
+            "after_backward, which this bus never has",
+        ),
         (lambda t: attach(t.engine).on("after_val")(print), ValueError, "after_val, which .* evaluators="),
         (lambda t: attach(t.engine).on("after_optimizer_step")(print), ValueError, "optimizer=..."),
-        (lambda t: [attach(t.engine), attach(t.engine)], ValueError, "the engine has a bridge to a bus already"),
+        (
+            lambda t: [attach(t.engine), attach(t.engine)],
+            ValueError,
+            "the engine has a bridge to a bus already",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments(call: Callable[[Training], Any], error: type[Exception], words: str) -> None:
     """A bad argument is refused at its line, with what was expected and what came."""
     with pytest.raises(error, match=words):

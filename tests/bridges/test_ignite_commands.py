@@ -60,10 +60,19 @@ def test_a_told_run(tmp_path: Path) -> None:
     training.run()
 
     assert first == 3
-    assert sorted(outcomes(tmp_path))[:6] == sorted([
-        ("note", "applied", 2), ("add", "applied", 2), ("rollback", "refused", 2), ("pause", "applied", 2),
-        ("go", "applied", 2), ("stop", "applied", 3),
-    ])[:6]  # fmt: skip
+    assert (
+        sorted(outcomes(tmp_path))[:6]
+        == sorted(
+            [
+                ("note", "applied", 2),
+                ("add", "applied", 2),
+                ("rollback", "refused", 2),
+                ("pause", "applied", 2),
+                ("go", "applied", 2),
+                ("stop", "applied", 3),
+            ]
+        )[:6]
+    )
     refused = next(each for each in answers(tmp_path) if each.outcome == "refused")
     assert refused.reason.endswith("the loop of ignite fetches its batches itself")
 

@@ -44,8 +44,11 @@ def test_one_evaluator_over_training_and_validation_data(tmp_path: Path, other_l
     engine.run(train, max_epochs=2)
 
     assert rows_of(tmp_path) == [
-        ("train_data", 4, 0.9), ("val", 4, 0.5), ("train_data", 8, 0.95), ("val", 8, 0.6),
-    ]  # fmt: skip
+        ("train_data", 4, 0.9),
+        ("val", 4, 0.5),
+        ("train_data", 8, 0.95),
+        ("val", 8, 0.6),
+    ]
     assert seen == [{"accuracy": 0.5}, {"accuracy": 0.6}]
 
 

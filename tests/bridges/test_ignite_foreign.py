@@ -45,9 +45,15 @@ from tests.support.trainers import batches, build_trainer, samples, tiny_model
 
 Seen = list[Any]
 ORDER = (
-    Events.STARTED, Events.EPOCH_STARTED, Events.GET_BATCH_COMPLETED, Events.ITERATION_STARTED,
-    Events.ITERATION_COMPLETED, Events.EPOCH_COMPLETED, Events.TERMINATE, Events.COMPLETED,
-)  # fmt: skip
+    Events.STARTED,
+    Events.EPOCH_STARTED,
+    Events.GET_BATCH_COMPLETED,
+    Events.ITERATION_STARTED,
+    Events.ITERATION_COMPLETED,
+    Events.EPOCH_COMPLETED,
+    Events.TERMINATE,
+    Events.COMPLETED,
+)
 Attach = Callable[[Engine, torch.nn.Module, torch.optim.Optimizer, Seen, Path], object]
 
 
@@ -82,9 +88,16 @@ def here(attach: Attach, folder: Path, epochs: int) -> Seen:
     engine = Engine(never_run)
     attach(engine, model, optimizer, seen, folder)
     trainer = Trainer(
-        model, optimizer=optimizer, loss_fn=F.cross_entropy, train_loader=batches(4), max_epochs=epochs,
-        hooks=[Foreign(engine)], writers=[], work_dir=folder / "run", default_hooks={"checkpoint": None},
-    )  # fmt: skip
+        model,
+        optimizer=optimizer,
+        loss_fn=F.cross_entropy,
+        train_loader=batches(4),
+        max_epochs=epochs,
+        hooks=[Foreign(engine)],
+        writers=[],
+        work_dir=folder / "run",
+        default_hooks={"checkpoint": None},
+    )
     torch.manual_seed(3)
     trainer.train()
     trainer.close()
@@ -102,11 +115,16 @@ def counters(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Pat
 
 
 def filters(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Path) -> None:
-    for number, event in enumerate([
-        Events.ITERATION_COMPLETED(every=3), Events.ITERATION_COMPLETED(once=5), Events.EPOCH_COMPLETED(every=2),
-        Events.ITERATION_STARTED(event_filter=lambda e, n: n % 4 == 0), Events.ITERATION_COMPLETED(before=3, after=1),
-        Events.GET_BATCH_COMPLETED(every=2),
-    ]):  # fmt: skip
+    for number, event in enumerate(
+        [
+            Events.ITERATION_COMPLETED(every=3),
+            Events.ITERATION_COMPLETED(once=5),
+            Events.EPOCH_COMPLETED(every=2),
+            Events.ITERATION_STARTED(event_filter=lambda e, n: n % 4 == 0),
+            Events.ITERATION_COMPLETED(before=3, after=1),
+            Events.GET_BATCH_COMPLETED(every=2),
+        ]
+    ):
         engine.add_event_handler(event, lambda e, number=number: seen.append((number, e.state.iteration)))
 
 
@@ -158,9 +176,12 @@ def time_limit(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: P
 def timer(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Path) -> None:
     clock = Timer(average=True)
     clock.attach(
-        engine, start=Events.EPOCH_STARTED, resume=Events.ITERATION_STARTED, pause=Events.ITERATION_COMPLETED,
+        engine,
+        start=Events.EPOCH_STARTED,
+        resume=Events.ITERATION_STARTED,
+        pause=Events.ITERATION_COMPLETED,
         step=Events.ITERATION_COMPLETED,
-    )  # fmt: skip
+    )
     engine.add_event_handler(
         Events.EPOCH_COMPLETED, lambda: seen.append((clock.step_count, clock.value() > 0))
     )
@@ -177,9 +198,12 @@ def schedule(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Pat
 def checkpoint(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Path) -> None:
     where = folder / "saved"
     saver = Checkpoint(
-        {"model": model}, DiskSaver(str(where), create_dir=True, require_empty=False), n_saved=2,
-        score_function=lambda e: float(e.state.iteration), global_step_transform=lambda e, _: e.state.iteration,
-    )  # fmt: skip
+        {"model": model},
+        DiskSaver(str(where), create_dir=True, require_empty=False),
+        n_saved=2,
+        score_function=lambda e: float(e.state.iteration),
+        global_step_transform=lambda e, _: e.state.iteration,
+    )
     engine.add_event_handler(Events.EPOCH_COMPLETED, saver)
     engine.add_event_handler(
         Events.COMPLETED, lambda: seen.append(sorted(path.name for path in where.iterdir()))
@@ -301,29 +325,53 @@ def state_schedule(make: Callable[..., Any]) -> Attach:
 
 
 SCHEDULERS: dict[str, Attach] = {
-    "CosineAnnealingScheduler": rates(lambda optimizer: ih.CosineAnnealingScheduler(optimizer, "lr", 0.1, 0.01, 7)),
-    "LinearCyclicalScheduler": rates(lambda optimizer: ih.LinearCyclicalScheduler(optimizer, "lr", 0.1, 0.01, 7)),
-    "LRScheduler": rates(lambda optimizer: ih.LRScheduler(torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5))),
-    "ParamScheduler": rates(lambda optimizer: Halves(optimizer, "lr")), "StateParamScheduler": state_schedule(Squares),
-    "ConcatScheduler": rates(joined), "ParamGroupScheduler": rates(grouped),
-    "create_lr_scheduler_with_warmup": rates(warmed), "ReduceLROnPlateauScheduler": plateau,
-    "LambdaStateScheduler": state_schedule(partial(ih.LambdaStateScheduler, lambda_obj=lambda index: index * 0.5)),
+    "CosineAnnealingScheduler": rates(
+        lambda optimizer: ih.CosineAnnealingScheduler(optimizer, "lr", 0.1, 0.01, 7)
+    ),
+    "LinearCyclicalScheduler": rates(
+        lambda optimizer: ih.LinearCyclicalScheduler(optimizer, "lr", 0.1, 0.01, 7)
+    ),
+    "LRScheduler": rates(
+        lambda optimizer: ih.LRScheduler(torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5))
+    ),
+    "ParamScheduler": rates(lambda optimizer: Halves(optimizer, "lr")),
+    "StateParamScheduler": state_schedule(Squares),
+    "ConcatScheduler": rates(joined),
+    "ParamGroupScheduler": rates(grouped),
+    "create_lr_scheduler_with_warmup": rates(warmed),
+    "ReduceLROnPlateauScheduler": plateau,
+    "LambdaStateScheduler": state_schedule(
+        partial(ih.LambdaStateScheduler, lambda_obj=lambda index: index * 0.5)
+    ),
     "PiecewiseLinearStateScheduler": state_schedule(
         partial(ih.PiecewiseLinearStateScheduler, milestones_values=[(2, 1.0), (8, 0.0)])
     ),
     "ExpStateScheduler": state_schedule(partial(ih.ExpStateScheduler, initial_value=1.0, gamma=0.9)),
-    "StepStateScheduler": state_schedule(partial(ih.StepStateScheduler, initial_value=1.0, gamma=0.5, step_size=3)),
+    "StepStateScheduler": state_schedule(
+        partial(ih.StepStateScheduler, initial_value=1.0, gamma=0.5, step_size=3)
+    ),
     "MultiStepStateScheduler": state_schedule(
         partial(ih.MultiStepStateScheduler, initial_value=1.0, gamma=0.5, milestones=[2, 5])
     ),
-}  # fmt: skip
+}
 WORKS: dict[str, Attach] = {
-    "counters": counters, "filters": filters, "a handler that is removed": removed, "RunningAverage": running_average,
-    "EMAHandler": ema, "TerminateOnNan": terminate_on_nan, "EarlyStopping": early_stopping, "TimeLimit": time_limit,
-    "Timer": timer, "PiecewiseLinear": schedule, "Checkpoint": checkpoint,
-    "ModelCheckpoint": model_checkpoint, "EpochOutputStore": epoch_outputs, "ProgressBar": progress,
-    "TensorboardLogger": tensorboard, **SCHEDULERS,
-}  # fmt: skip
+    "counters": counters,
+    "filters": filters,
+    "a handler that is removed": removed,
+    "RunningAverage": running_average,
+    "EMAHandler": ema,
+    "TerminateOnNan": terminate_on_nan,
+    "EarlyStopping": early_stopping,
+    "TimeLimit": time_limit,
+    "Timer": timer,
+    "PiecewiseLinear": schedule,
+    "Checkpoint": checkpoint,
+    "ModelCheckpoint": model_checkpoint,
+    "EpochOutputStore": epoch_outputs,
+    "ProgressBar": progress,
+    "TensorboardLogger": tensorboard,
+    **SCHEDULERS,
+}
 
 
 @pytest.mark.parametrize("attach", WORKS.values(), ids=WORKS.keys())
@@ -438,10 +486,17 @@ def test_metrics_and_handlers_of_an_evaluator(tmp_path: Path) -> None:
         Events.COMPLETED, lambda e: seen.append((e.state.metrics["acc"], e.state.metrics["accuracy"]))
     )
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=batches(2), val_loader=batches(3), max_epochs=2, hooks=[Foreign(evaluator)], writers=[],
-        work_dir=tmp_path, default_hooks={"checkpoint": None},
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        train_loader=batches(2),
+        val_loader=batches(3),
+        max_epochs=2,
+        hooks=[Foreign(evaluator)],
+        writers=[],
+        work_dir=tmp_path,
+        default_hooks={"checkpoint": None},
+    )
 
     trainer.train()
     trainer.close()
@@ -456,9 +511,15 @@ def test_each_handler_is_a_subscription(tmp_path: Path) -> None:
     engine.add_event_handler(Events.ITERATION_COMPLETED, TerminateOnNan())
     model = tiny_model()
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=batches(2), max_epochs=1, hooks=[Foreign(engine, priority=20)], writers=[], work_dir=tmp_path,
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        train_loader=batches(2),
+        max_epochs=1,
+        hooks=[Foreign(engine, priority=20)],
+        writers=[],
+        work_dir=tmp_path,
+    )
 
     rows = {row.name: row.priority for row in trainer.bus.plan("after_train_iter")}
     trainer.close()

@@ -142,8 +142,15 @@ def test_an_epoch_that_the_host_leaves_is_ended(tmp_path: Path, caplog: pytest.L
 
     # iteration 3 of the engine has begun, and has not ended
     assert rows == [
-        (0, 0, 0), (1, 1, 0), ("left", 0), (3, 0, 1), (4, 1, 1), (5, 2, 1), (6, 3, 1), ("completed", 1),
-    ]  # fmt: skip
+        (0, 0, 0),
+        (1, 1, 0),
+        ("left", 0),
+        (3, 0, 1),
+        (4, 1, 1),
+        (5, 2, 1),
+        (6, 3, 1),
+        ("completed", 1),
+    ]
     assert [text for text in caplog.messages if "an epoch without its end" in text] == [
         'ignite had an epoch without its end; the bridge ends it with the reason "left", and says so once'
     ]
@@ -162,9 +169,15 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     engine.run(range(5), max_epochs=2)
 
     assert rows == [
-        *((n, n, 0) for n in range(5)), (5, 0, 1), (6, 1, 1), ("engine.interrupt()",),
-        (7, 2, 1), (8, 3, 1), (9, 4, 1), ("completed",),
-    ]  # fmt: skip
+        *((n, n, 0) for n in range(5)),
+        (5, 0, 1),
+        (6, 1, 1),
+        ("engine.interrupt()",),
+        (7, 2, 1),
+        (8, 3, 1),
+        (9, 4, 1),
+        ("completed",),
+    ]
 
 
 @pytest.mark.parametrize("attached", [True, False], ids=["attached before", "attached after"])

@@ -62,18 +62,43 @@ def test_order_of_events(make_bridge: MakeBridge, tmp_path: Path) -> None:
     """Lightning validates before it ends the epoch; all else is as in `train()`."""
     bridge = make_bridge()
     seen = rows(
-        bridge, "before_run", "before_train", "before_train_epoch", "before_train_iter", "after_backward",
-        "before_optimizer_step", "after_optimizer_step", "after_train_iter", "before_val", "before_val_iter",
-        "after_val_epoch", "after_val", "after_train_epoch", "after_train", "after_run",
-    )  # fmt: skip
+        bridge,
+        "before_run",
+        "before_train",
+        "before_train_epoch",
+        "before_train_iter",
+        "after_backward",
+        "before_optimizer_step",
+        "after_optimizer_step",
+        "after_train_iter",
+        "before_val",
+        "before_val_iter",
+        "after_val_epoch",
+        "after_val",
+        "after_train_epoch",
+        "after_train",
+        "after_run",
+    )
 
     fit(tmp_path, bridge, max_epochs=1, limit_train_batches=1, limit_val_batches=1)
 
     assert seen == [
-        "BeforeRun", "BeforeTrain", "BeforeTrainEpoch", "BeforeTrainIter", "AfterBackward",
-        "BeforeOptimizerStep", "AfterOptimizerStep", "AfterTrainIter", "BeforeVal", "BeforeValIter",
-        "AfterValEpoch", "AfterVal", "AfterTrainEpoch", "AfterTrain", "AfterRun",
-    ]  # fmt: skip
+        "BeforeRun",
+        "BeforeTrain",
+        "BeforeTrainEpoch",
+        "BeforeTrainIter",
+        "AfterBackward",
+        "BeforeOptimizerStep",
+        "AfterOptimizerStep",
+        "AfterTrainIter",
+        "BeforeVal",
+        "BeforeValIter",
+        "AfterValEpoch",
+        "AfterVal",
+        "AfterTrainEpoch",
+        "AfterTrain",
+        "AfterRun",
+    ]
 
 
 def test_handlers_are_given_the_documented_attributes(make_bridge: MakeBridge, tmp_path: Path) -> None:
@@ -276,15 +301,28 @@ def test_each_callback_hook_and_logger_has_a_row(make_bridge: MakeBridge, tmp_pa
 
     record, calls = costs(tmp_path / "attachment")
     assert record.complete
-    assert {name: calls.get(name) for name in (
-        "Timer.on_train_batch_end", "Busy.on_train_batch_end", "Busy #2.on_train_batch_end",
-        "LambdaCallback.on_train_epoch_end", "Hooked.on_train_batch_start", "CSVLogger.log_metrics",
-        "Busy.on_train_start", "EventLoopCallback.on_train_batch_end",
-    )} == {
-        "Timer.on_train_batch_end": 8, "Busy.on_train_batch_end": 8, "Busy #2.on_train_batch_end": 8,
-        "LambdaCallback.on_train_epoch_end": 2, "Hooked.on_train_batch_start": 8, "CSVLogger.log_metrics": 12,
-        "Busy.on_train_start": None, "EventLoopCallback.on_train_batch_end": None,
-    }  # fmt: skip
+    assert {
+        name: calls.get(name)
+        for name in (
+            "Timer.on_train_batch_end",
+            "Busy.on_train_batch_end",
+            "Busy #2.on_train_batch_end",
+            "LambdaCallback.on_train_epoch_end",
+            "Hooked.on_train_batch_start",
+            "CSVLogger.log_metrics",
+            "Busy.on_train_start",
+            "EventLoopCallback.on_train_batch_end",
+        )
+    } == {
+        "Timer.on_train_batch_end": 8,
+        "Busy.on_train_batch_end": 8,
+        "Busy #2.on_train_batch_end": 8,
+        "LambdaCallback.on_train_epoch_end": 2,
+        "Hooked.on_train_batch_start": 8,
+        "CSVLogger.log_metrics": 12,
+        "Busy.on_train_start": None,
+        "EventLoopCallback.on_train_batch_end": None,
+    }
     assert record.phases.iterations == 8
     assert min(record.phases.forward, record.phases.backward, record.phases.optimizer) > 0
 
@@ -299,21 +337,25 @@ def named_timer() -> Callback:
     return Timer()
 
 
-@pytest.mark.parametrize(("callbacks", "expected"), [
-    (
-        lambda: [LambdaCallback(on_train_batch_end=nothing), LambdaCallback(on_train_epoch_end=nothing)],
-        {"LambdaCallback.on_train_batch_end": 8, "LambdaCallback #2.on_train_epoch_end": 2},
-    ),
-    (
-        lambda: [EarlyStopping("val_loss", patience=9), EarlyStopping("val_acc", patience=9)],
-        {"EarlyStopping.on_validation_end": 3, "EarlyStopping #2.on_validation_end": 3},
-    ),
-    (
-        lambda: [Timer(), named_timer()],
-        {"Timer.on_train_batch_end": 8, "Timer.on_train_start": 1, "Timer #2.on_train_batch_end": 8},
-    ),
-    (lambda: [Busy()] * 2, {"Busy.on_train_batch_end": 16}),
-], ids=["one state key", "two state keys", "two classes of one name", "the same object"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("callbacks", "expected"),
+    [
+        (
+            lambda: [LambdaCallback(on_train_batch_end=nothing), LambdaCallback(on_train_epoch_end=nothing)],
+            {"LambdaCallback.on_train_batch_end": 8, "LambdaCallback #2.on_train_epoch_end": 2},
+        ),
+        (
+            lambda: [EarlyStopping("val_loss", patience=9), EarlyStopping("val_acc", patience=9)],
+            {"EarlyStopping.on_validation_end": 3, "EarlyStopping #2.on_validation_end": 3},
+        ),
+        (
+            lambda: [Timer(), named_timer()],
+            {"Timer.on_train_batch_end": 8, "Timer.on_train_start": 1, "Timer #2.on_train_batch_end": 8},
+        ),
+        (lambda: [Busy()] * 2, {"Busy.on_train_batch_end": 16}),
+    ],
+    ids=["one state key", "two state keys", "two classes of one name", "the same object"],
+)
 def test_callbacks_of_one_class_have_rows_of_their_own(
     make_bridge: MakeBridge, tmp_path: Path, callbacks: Callable[[], list[Callback]], expected: dict[str, int]
 ) -> None:

@@ -83,11 +83,14 @@ def test_the_hosts_own_callbacks_are_the_hosts() -> None:
         EventLoopCallback(hooks=[Foreign(Callback())])
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ({"bus": 3}, r"bus must be a Bus, as Bus\(\) makes one, got 3"),
-    ({"hooks": "EMAHook"}, r"hooks must be a list, got 'EMAHook'"),
-    ({"measure": 1}, r"measure must be True or False, got 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"bus": 3}, r"bus must be a Bus, as Bus\(\) makes one, got 3"),
+        ({"hooks": "EMAHook"}, r"hooks must be a list, got 'EMAHook'"),
+        ({"measure": 1}, r"measure must be True or False, got 1"),
+    ],
+)
 def test_bad_arguments(arguments: dict[str, Any], words: str) -> None:
     """Each argument is checked where the bridge is made."""
     with pytest.raises(TypeError, match=words):

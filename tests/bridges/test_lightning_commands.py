@@ -73,10 +73,17 @@ def test_a_told_run(make_bridge: MakeBridge, tmp_path: Path) -> None:
 
     trainer = fit(tmp_path, bridge)
 
-    assert sorted(outcomes(tmp_path / "attachment")) == sorted([
-        ("note", "applied", 2), ("add", "applied", 2), ("rollback", "refused", 2), ("pause", "applied", 2),
-        ("go", "applied", 2), ("help", "applied", 1), ("stop", "applied", 3),
-    ])  # fmt: skip
+    assert sorted(outcomes(tmp_path / "attachment")) == sorted(
+        [
+            ("note", "applied", 2),
+            ("add", "applied", 2),
+            ("rollback", "refused", 2),
+            ("pause", "applied", 2),
+            ("go", "applied", 2),
+            ("help", "applied", 1),
+            ("stop", "applied", 3),
+        ]
+    )
     by_name = {each.command: each for each in answers(tmp_path / "attachment")}
     assert by_name["rollback"].reason.endswith("the loop of Lightning fetches its batches itself")
     assert by_name["add"].result == {"result": 3}

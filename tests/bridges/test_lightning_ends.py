@@ -43,16 +43,32 @@ def test_an_error_of_the_host(make_bridge: MakeBridge, tmp_path: Path, error: Ba
     assert set(threading.enumerate()) == threads
 
 
-@pytest.mark.parametrize("options", [
-    {"max_epochs": 0}, {"fast_dev_run": True}, {"limit_train_batches": 0}, {"max_epochs": -1, "max_steps": 3},
-    {"overfit_batches": 1}, {"num_sanity_val_steps": 0}, {"val_check_interval": 2},
-    {"accumulate_grad_batches": 4, "max_steps": 1, "max_epochs": -1},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_epochs": 0},
+        {"fast_dev_run": True},
+        {"limit_train_batches": 0},
+        {"max_epochs": -1, "max_steps": 3},
+        {"overfit_batches": 1},
+        {"num_sanity_val_steps": 0},
+        {"val_check_interval": 2},
+        {"accumulate_grad_batches": 4, "max_steps": 1, "max_epochs": -1},
+    ],
+    ids=str,
+)
 def test_each_way_to_train(make_bridge: MakeBridge, tmp_path: Path, options: dict[str, Any]) -> None:
     """Each limit of Lightning ends as without the bridge, with all events closed and no thread left."""
     bridge, threads = make_bridge(writers=[JSONLWriter()]), set(threading.enumerate())
-    seen = rows(bridge, "before_run", "before_train_epoch", "before_val", "after_run", "after_train_epoch",
-                "after_val")  # fmt: skip
+    seen = rows(
+        bridge,
+        "before_run",
+        "before_train_epoch",
+        "before_val",
+        "after_run",
+        "after_train_epoch",
+        "after_val",
+    )
 
     alone, ridden = fit(tmp_path, **options), fit(tmp_path, bridge, **options)
 
@@ -92,8 +108,16 @@ def test_several_fits_and_evaluations(make_bridge: MakeBridge, tmp_path: Path) -
     bridge.bus.subscribe(lambda event: iterations.append(event.iter), "before_train_iter")
     trainer.fit(model, loader())
 
-    assert seen == ["BeforeTrain", "AfterRun", "BeforeVal", "AfterRun", "BeforeTest", "AfterRun", "BeforeTrain",
-                    "AfterRun"]  # fmt: skip
+    assert seen == [
+        "BeforeTrain",
+        "AfterRun",
+        "BeforeVal",
+        "AfterRun",
+        "BeforeTest",
+        "AfterRun",
+        "BeforeTrain",
+        "AfterRun",
+    ]
     assert iterations == [4, 5, 6, 7]
 
 

@@ -60,9 +60,14 @@ def run_with(tmp_path: Path) -> RunWith:
         model = model or tiny_model()
         arguments = {
             "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-            "loss_fn": F.cross_entropy, "train_loader": batches(4), "val_loader": batches(2), "max_epochs": 2,
-            "writers": [], "work_dir": tmp_path / "run", **options,
-        }  # fmt: skip
+            "loss_fn": F.cross_entropy,
+            "train_loader": batches(4),
+            "val_loader": batches(2),
+            "max_epochs": 2,
+            "writers": [],
+            "work_dir": tmp_path / "run",
+            **options,
+        }
         trainer = Trainer(model, hooks=[Foreign(each) for each in callbacks], **arguments)
         if train:
             trainer.train()
@@ -72,11 +77,23 @@ def run_with(tmp_path: Path) -> RunWith:
 
 
 METHODS = (
-    "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_after_backward",
-    "on_before_optimizer_step", "on_train_batch_end", "on_validation_start", "on_validation_epoch_start",
-    "on_validation_batch_start", "on_validation_batch_end", "on_validation_epoch_end", "on_validation_end",
-    "on_train_epoch_end", "on_train_end", "on_fit_end",
-)  # fmt: skip
+    "on_fit_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+    "on_validation_start",
+    "on_validation_epoch_start",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+    "on_validation_epoch_end",
+    "on_validation_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
+)
 
 
 class Ends(Callback):  # type: ignore[misc]
@@ -131,9 +148,15 @@ def test_a_priority_is_that_of_all_methods(run_with: RunWith) -> None:
     trainer = run_with(train=False)
     callback = Foreign(Timer(), priority="VERY_LOW")
     trainer = Trainer(
-        trainer.model, loss_fn=F.cross_entropy, optimizer=trainer.optimizer, train_loader=batches(1), max_epochs=1,
-        hooks=[callback], work_dir=trainer.work_dir, writers=[],
-    )  # fmt: skip
+        trainer.model,
+        loss_fn=F.cross_entropy,
+        optimizer=trainer.optimizer,
+        train_loader=batches(1),
+        max_epochs=1,
+        hooks=[callback],
+        work_dir=trainer.work_dir,
+        writers=[],
+    )
 
     rows = trainer.bus.plan("after_train_iter")
     assert next(row.priority for row in rows if row.name.startswith("Timer.on_train_batch_end")) == 90
@@ -246,12 +269,16 @@ def test_pruning_is_lightnings(run_with: RunWith, tmp_path: Path) -> None:
     assert zeros[0] == zeros[1] > 0
 
 
-@pytest.mark.parametrize(("callback", "words"), [
-    (TQDMProgressBar(), "Epoch 1: 100%"),
-    (RichProgressBar(), "Epoch 1/1"),
-    (ModelSummary(), "Total params"),
-    (RichModelSummary(), "Total params"),
-], ids=lambda given: type(given).__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    ("callback", "words"),
+    [
+        (TQDMProgressBar(), "Epoch 1: 100%"),
+        (RichProgressBar(), "Epoch 1/1"),
+        (ModelSummary(), "Total params"),
+        (RichModelSummary(), "Total params"),
+    ],
+    ids=lambda given: type(given).__name__,
+)
 def test_callbacks_that_print(
     run_with: RunWith,
     capsys: pytest.CaptureFixture[str],
@@ -349,9 +376,14 @@ def test_a_resume_before_the_unfreezing(run_with: RunWith, tmp_path: Path) -> No
         optimizer = head_alone(model)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         trainer = run_with(
-            UnfreezesLate(), model=model, optimizer=optimizer, schedulers=[schedule], max_epochs=epochs, train=False,
+            UnfreezesLate(),
+            model=model,
+            optimizer=optimizer,
+            schedulers=[schedule],
+            max_epochs=epochs,
+            train=False,
             work_dir=tmp_path / folder,
-        )  # fmt: skip
+        )
         if resumes:
             trainer.resume("auto")
         trainer.train()
@@ -419,10 +451,16 @@ def test_a_resume_without_the_state_of_a_spike(run_with: RunWith) -> None:
     run_with(SpikeDetection(warmup=100))
     model = tiny_model()
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), loss_fn=F.cross_entropy,
-        train_loader=batches(4), val_loader=batches(2), max_epochs=3, writers=[],
-        work_dir=run_with(train=False).work_dir, hooks=[Foreign(SpikeDetection(warmup=100), name="another")],
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        loss_fn=F.cross_entropy,
+        train_loader=batches(4),
+        val_loader=batches(2),
+        max_epochs=3,
+        writers=[],
+        work_dir=run_with(train=False).work_dir,
+        hooks=[Foreign(SpikeDetection(warmup=100), name="another")],
+    )
 
     trainer.resume("auto")
     trainer.train()
@@ -495,18 +533,33 @@ def test_an_error_is_told(run_with: RunWith) -> None:
 # --- refused -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("make", "words"), [
-    (lambda: pl_callbacks.GradientAccumulationScheduler({0: 2}), "use hooks=.GradientCumulativeOptimizerHook"),
-    (lambda: pl_callbacks.LearningRateFinder(), "LearningRateFinder needs Lightning's own loop"),
-    (lambda: pl_callbacks.BatchSizeFinder(), "BatchSizeFinder needs Lightning's own loop"),
-    (lambda: pl_callbacks.StochasticWeightAveraging(0.1), "use hooks=.EMAHook"),
-    (lambda: pl_callbacks.BasePredictionWriter(), r"BasePredictionWriter needs Lightning's own loop.*use trainer.predict"),
-    (lambda: pl_callbacks.Checkpoint(), "Checkpoint needs Lightning's own loop"),
-    (lambda: pl_callbacks.ModelCheckpoint(), "ModelCheckpoint needs Lightning's own loop.*use hooks=.CheckpointHook"),
-    (lambda: pl_callbacks.OnExceptionCheckpoint("."), "OnExceptionCheckpoint needs Lightning's own loop"),
-    (lambda: pl_callbacks.ThroughputMonitor(len), "ThroughputMonitor needs Lightning's own loop"),
-    (lambda: LambdaCallback(on_before_zero_grad=print), "LambdaCallback defines on_before_zero_grad, which would never"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: pl_callbacks.GradientAccumulationScheduler({0: 2}),
+            "use hooks=.GradientCumulativeOptimizerHook",
+        ),
+        (lambda: pl_callbacks.LearningRateFinder(), "LearningRateFinder needs Lightning's own loop"),
+        (lambda: pl_callbacks.BatchSizeFinder(), "BatchSizeFinder needs Lightning's own loop"),
+        (lambda: pl_callbacks.StochasticWeightAveraging(0.1), "use hooks=.EMAHook"),
+        (
+            lambda: pl_callbacks.BasePredictionWriter(),
+            r"BasePredictionWriter needs Lightning's own loop.*use trainer.predict",
+        ),
+        (lambda: pl_callbacks.Checkpoint(), "Checkpoint needs Lightning's own loop"),
+        (
+            lambda: pl_callbacks.ModelCheckpoint(),
+            "ModelCheckpoint needs Lightning's own loop.*use hooks=.CheckpointHook",
+        ),
+        (lambda: pl_callbacks.OnExceptionCheckpoint("."), "OnExceptionCheckpoint needs Lightning's own loop"),
+        (lambda: pl_callbacks.ThroughputMonitor(len), "ThroughputMonitor needs Lightning's own loop"),
+        (
+            lambda: LambdaCallback(on_before_zero_grad=print),
+            "LambdaCallback defines on_before_zero_grad, which would never",
+        ),
+    ],
+)
 def test_callbacks_without_an_effect_are_refused(make: Callable[[], Any], words: str) -> None:
     """A callback that steers Lightning's loop is an error that names its class and what serves here."""
     with pytest.raises(ValueError, match=words):

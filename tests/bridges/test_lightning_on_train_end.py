@@ -59,9 +59,13 @@ def test_which_methods_around_a_training_have_rows(make_bridge: MakeBridge, tmp_
     around = ("setup", "on_train_end", "on_fit_end", "teardown")
     names = ("Earlier", "Ends", "Saves", "Module")
     assert {f"{name}.{method}" for name in names for method in around} & calls.keys() == {
-        "Earlier.on_train_end", "Ends.on_train_end", "Saves.on_train_end", "Module.on_train_end",
-        "Ends.setup", "Saves.setup",
-    }  # fmt: skip
+        "Earlier.on_train_end",
+        "Ends.on_train_end",
+        "Saves.on_train_end",
+        "Module.on_train_end",
+        "Ends.setup",
+        "Saves.setup",
+    }
     assert calls["Saves.on_train_end"] == 1
 
 

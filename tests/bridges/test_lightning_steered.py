@@ -56,10 +56,19 @@ def longer(trainer: Trainer) -> None:
 
 STEERS = {each.__name__: each for each in (stop, fail, stop_iteration, evaluate_itself, save, longer)}
 MOMENTS = {
-    "on_train_start": 1, "on_train_epoch_start": 2, "on_train_batch_start": 3, "on_before_zero_grad": 3,
-    "on_after_backward": 3, "on_before_optimizer_step": 3, "on_train_batch_end": 3, "on_train_epoch_end": 1,
-    "on_validation_start": 2, "on_validation_batch_start": 3, "on_validation_end": 2, "on_train_end": 1,
-}  # fmt: skip
+    "on_train_start": 1,
+    "on_train_epoch_start": 2,
+    "on_train_batch_start": 3,
+    "on_before_zero_grad": 3,
+    "on_after_backward": 3,
+    "on_before_optimizer_step": 3,
+    "on_train_batch_end": 3,
+    "on_train_epoch_end": 1,
+    "on_validation_start": 2,
+    "on_validation_batch_start": 3,
+    "on_validation_end": 2,
+    "on_train_end": 1,
+}
 
 
 @pytest.mark.slow

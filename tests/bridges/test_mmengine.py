@@ -75,13 +75,18 @@ def runner(work_dir: Path, *hooks: Any, epochs: int = 2, **changes: Any) -> Runn
         "work_dir": str(work_dir / "mm"),
         "train_dataloader": loader(4),
         "train_cfg": {"by_epoch": True, "max_epochs": epochs, "val_interval": 1},
-        "val_dataloader": loader(1), "val_cfg": {}, "val_evaluator": [Accuracy()],
+        "val_dataloader": loader(1),
+        "val_cfg": {},
+        "val_evaluator": [Accuracy()],
         "optim_wrapper": {"type": "OptimWrapper", "optimizer": {"type": "SGD", "lr": 0.1, "momentum": 0.9}},
-        "custom_hooks": list(hooks), "default_hooks": {"logger": {"type": "LoggerHook", "interval": 2}},
-        "default_scope": "mmengine", "log_level": "ERROR", "experiment_name": f"r{id(work_dir)}{perf_counter()}",
+        "custom_hooks": list(hooks),
+        "default_hooks": {"logger": {"type": "LoggerHook", "interval": 2}},
+        "default_scope": "mmengine",
+        "log_level": "ERROR",
+        "experiment_name": f"r{id(work_dir)}{perf_counter()}",
         "randomness": {"seed": 3},
         **changes,
-    }  # fmt: skip
+    }
     return Runner(**options)
 
 
@@ -90,9 +95,14 @@ AMP = {"type": "AmpOptimWrapper", "dtype": "bfloat16", "loss_scale": 1.0}
 
 @pytest.mark.parametrize(
     "wrapper",
-    [{"type": "OptimWrapper"}, {"type": "OptimWrapper", "accumulative_counts": 2}, AMP, {**AMP, "accumulative_counts": 2}],
+    [
+        {"type": "OptimWrapper"},
+        {"type": "OptimWrapper", "accumulative_counts": 2},
+        AMP,
+        {**AMP, "accumulative_counts": 2},
+    ],
     ids=["plain", "accumulated", "amp", "amp and accumulated"],
-)  # fmt: skip
+)
 def test_weights_are_those_without_the_bridge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapper: dict[str, Any]
 ) -> None:
@@ -124,8 +134,16 @@ def test_events_and_their_counters(tmp_path: Path) -> None:
     val = ["BeforeVal", "BeforeValEpoch", "BeforeValIter", "AfterValIter", "AfterValEpoch", "AfterVal"]
     found = [row[0] for row in rows if "Checkpoint" not in row[0]]
     assert found == [
-        "BeforeRun", "BeforeTrain", "BeforeTrainEpoch", *step, *step, "AfterTrainEpoch", *val, "AfterTrain", "AfterRun",
-    ]  # fmt: skip
+        "BeforeRun",
+        "BeforeTrain",
+        "BeforeTrainEpoch",
+        *step,
+        *step,
+        "AfterTrainEpoch",
+        *val,
+        "AfterTrain",
+        "AfterRun",
+    ]
     assert [row[1:] for row in rows if row[0] == "AfterTrainIter"] == [(0, 0, 2), (1, 0, 2)]
     assert (after_val := attachment.bus.latest("after_val_epoch")) is None or "accuracy" in after_val.metrics
 
@@ -155,9 +173,14 @@ class Tensors(BaseMetric):  # type: ignore[misc]
 
     def compute_metrics(self, results: list[Any]) -> dict[str, Any]:
         return {
-            "accuracy": torch.tensor(0.5), "single": torch.tensor([0.25]), "numpy": np.float32(0.75),
-            "array": np.array([1.5]), "count": 3, "matrix": torch.eye(2), "text": "good",
-        }  # fmt: skip
+            "accuracy": torch.tensor(0.5),
+            "single": torch.tensor([0.25]),
+            "numpy": np.float32(0.75),
+            "array": np.array([1.5]),
+            "count": 3,
+            "matrix": torch.eye(2),
+            "text": "good",
+        }
 
 
 def test_metrics_of_every_kind(tmp_path: Path) -> None:
@@ -406,16 +429,21 @@ def test_built_from_a_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: EventLoopHook(hooks=[OptimizerHook()]), ValueError, "OptimizerHook does backward .* MMEngine does"),
+        (
+            lambda: EventLoopHook(hooks=[OptimizerHook()]),
+            ValueError,
+            "OptimizerHook does backward .* MMEngine does",
+        ),
         (lambda: EventLoopHook(cast(Any, 3)), TypeError, "bus must be a Bus, .* got 3"),
         (lambda: EventLoopHook(writers=cast(Any, "jsonl")), TypeError, "writers must be a list, got 'jsonl'"),
         (lambda: EventLoopHook(work_dir=cast(Any, 3)), TypeError, "work_dir must be a path, .* got 3"),
         (
             lambda: EventLoopHook(Bus()).bus.on("optimizer_step_skipped")(print),
-            ValueError, "optimizer_step_skipped, which this bus never has",
+            ValueError,
+            "optimizer_step_skipped, which this bus never has",
         ),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments(call: Callable[[], Any], error: type[Exception], words: str) -> None:
     """A bad argument is refused at its line, with what was expected and what came."""
     with pytest.raises(error, match=words):

@@ -67,10 +67,16 @@ def test_a_told_run(tmp_path: Path) -> None:
     ours = runner(tmp_path, attachment)
     ours.train()
 
-    assert sorted(outcomes(tmp_path)) == sorted([
-        ("note", "applied", 2), ("add", "applied", 2), ("rollback", "refused", 2), ("pause", "applied", 2),
-        ("go", "applied", 2), ("stop", "applied", 3),
-    ])  # fmt: skip
+    assert sorted(outcomes(tmp_path)) == sorted(
+        [
+            ("note", "applied", 2),
+            ("add", "applied", 2),
+            ("rollback", "refused", 2),
+            ("pause", "applied", 2),
+            ("go", "applied", 2),
+            ("stop", "applied", 3),
+        ]
+    )
     (refused,) = [each for each in answers(tmp_path) if each.outcome == "refused"]
     assert refused.reason.endswith("the loop of MMEngine fetches its batches itself")
     assert (ours.iter, attachment.trainer.stop_reason) == (4, "enough")

@@ -213,12 +213,21 @@ def natively(make: Make, folder: Path, **loop: int) -> tuple[Seen, set[str]]:
     """Train by MMEngine, and return what the hook notes and saves."""
     seen: Seen = []
     runner = Runner(
-        model=Model(), work_dir=str(folder), train_dataloader=loader(), val_dataloader=loader(), val_cfg={},
-        train_cfg={"by_epoch": not loop, **(loop or {"max_epochs": 5})}, custom_hooks=[make(seen, folder)],
-        optim_wrapper={"type": "OptimWrapper", "optimizer": {"type": "SGD", "lr": 0.1}}, default_scope="mmengine",
-        experiment_name=f"r{abs(hash(folder))}", randomness={"seed": 3}, val_evaluator=Evaluator([Score()]),
-        default_hooks={"checkpoint": None, "timer": None}, log_level="ERROR",
-    )  # fmt: skip
+        model=Model(),
+        work_dir=str(folder),
+        train_dataloader=loader(),
+        val_dataloader=loader(),
+        val_cfg={},
+        train_cfg={"by_epoch": not loop, **(loop or {"max_epochs": 5})},
+        custom_hooks=[make(seen, folder)],
+        optim_wrapper={"type": "OptimWrapper", "optimizer": {"type": "SGD", "lr": 0.1}},
+        default_scope="mmengine",
+        experiment_name=f"r{abs(hash(folder))}",
+        randomness={"seed": 3},
+        val_evaluator=Evaluator([Score()]),
+        default_hooks={"checkpoint": None, "timer": None},
+        log_level="ERROR",
+    )
     torch.manual_seed(3)
     runner.train()
     return seen, saved(folder)
@@ -233,11 +242,17 @@ def built(make: Make, folder: Path, seen: Seen, **options: Any) -> Trainer:
     model = Model()
     torch.manual_seed(3)
     return Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=loader(), val_loader=loader(), writers=[], work_dir=folder,
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        train_loader=loader(),
+        val_loader=loader(),
+        writers=[],
+        work_dir=folder,
         val_step=lambda trainer, batch: {"score": trainer.model(batch[0]).sum()},
-        hooks=[Foreign(make(seen, folder))], **options,
-    )  # fmt: skip
+        hooks=[Foreign(make(seen, folder))],
+        **options,
+    )
 
 
 def here(make: Make, folder: Path, **loop: int) -> tuple[Seen, set[str]]:
@@ -378,9 +393,15 @@ def test_numbers_of_the_message_hub_are_logged(tmp_path: Path) -> None:
     """What a hook puts into the message hub is a metric of this trainer."""
     model = Model()
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy, max_epochs=1,
-        train_loader=batches(3), writers=[], work_dir=tmp_path, hooks=[Foreign(Puts([]))],
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        max_epochs=1,
+        train_loader=batches(3),
+        writers=[],
+        work_dir=tmp_path,
+        hooks=[Foreign(Puts([]))],
+    )
 
     trainer.train()
     trainer.close()
@@ -393,9 +414,15 @@ def test_priorities_and_names(tmp_path: Path) -> None:
     model, low = Model(), Notes([])
     low.priority = "VERY_LOW"
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy, max_epochs=1,
-        train_loader=batches(3), writers=[], work_dir=tmp_path, hooks=[Foreign(low), Foreign(Stops([]), priority="HIGH")],
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        max_epochs=1,
+        train_loader=batches(3),
+        writers=[],
+        work_dir=tmp_path,
+        hooks=[Foreign(low), Foreign(Stops([]), priority="HIGH")],
+    )
 
     rows = {row.name: row.priority for row in trainer.bus.plan("after_train_epoch")}
     trainer.close()
@@ -412,9 +439,15 @@ def test_random_state_is_kept(tmp_path: Path) -> None:
     torch.manual_seed(5)
 
     Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy, max_epochs=1,
-        train_loader=batches(1), writers=[], work_dir=tmp_path, hooks=[Foreign(Notes([]))],
-    ).close()  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        max_epochs=1,
+        train_loader=batches(1),
+        writers=[],
+        work_dir=tmp_path,
+        hooks=[Foreign(Notes([]))],
+    ).close()
 
     assert torch.equal(torch.rand(3), expected)
 
@@ -422,18 +455,50 @@ def test_random_state_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (mm.ParamSchedulerHook, ValueError, r"ParamSchedulerHook can have no effect here: give .* schedulers=\[...\]"),
-        (mm.DistSamplerSeedHook, ValueError, "DistSamplerSeedHook can have no effect here: this trainer seeds"),
-        (mm.LoggerHook, ValueError, r"LoggerHook can have no effect here: .* writers=\[...\] record the numbers"),
+        (
+            mm.ParamSchedulerHook,
+            ValueError,
+            r"ParamSchedulerHook can have no effect here: give .* schedulers=\[...\]",
+        ),
+        (
+            mm.DistSamplerSeedHook,
+            ValueError,
+            "DistSamplerSeedHook can have no effect here: this trainer seeds",
+        ),
+        (
+            mm.LoggerHook,
+            ValueError,
+            r"LoggerHook can have no effect here: .* writers=\[...\] record the numbers",
+        ),
         (mm.RuntimeInfoHook, ValueError, "RuntimeInfoHook can have no effect here: this trainer collects"),
-        (lambda: mm.PrepareTTAHook({}), ValueError, "PrepareTTAHook can have no effect here: it replaces the model of a test"),
-        (mm.NaiveVisualizationHook, ValueError, "NaiveVisualizationHook can have no effect here: it reads batches of a form"),
-        (lambda: object.__new__(mm.NPUProfilerHook), ValueError, "NPUProfilerHook can have no effect here: .* runs on no NPU"),
-        (EventLoopHook, ValueError, "EventLoopHook can have no effect here: give its hooks and writers to this"),
+        (
+            lambda: mm.PrepareTTAHook({}),
+            ValueError,
+            "PrepareTTAHook can have no effect here: it replaces the model of a test",
+        ),
+        (
+            mm.NaiveVisualizationHook,
+            ValueError,
+            "NaiveVisualizationHook can have no effect here: it reads batches of a form",
+        ),
+        (
+            lambda: object.__new__(mm.NPUProfilerHook),
+            ValueError,
+            "NPUProfilerHook can have no effect here: .* runs on no NPU",
+        ),
+        (
+            EventLoopHook,
+            ValueError,
+            "EventLoopHook can have no effect here: give its hooks and writers to this",
+        ),
         (lambda: mm.IterTimerHook, TypeError, "got the class IterTimerHook"),
-        (Model, TypeError, "Foreign takes a hook of MMEngine, got Model, which does not derive from mmengine.hooks.Hook"),
+        (
+            Model,
+            TypeError,
+            "Foreign takes a hook of MMEngine, got Model, which does not derive from mmengine.hooks.Hook",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments(make: Callable[[], Any], error: type[Exception], words: str) -> None:
     """A hook that steers a runner's loop, a class and another object are refused by name."""
     with pytest.raises(error, match=words):

@@ -85,10 +85,19 @@ STEERS = {
     each.__name__: each for each in (stop, fail, caught, validate, run_test, save, longer, other_loader)
 }
 MOMENTS = {
-    "before_run": 1, "before_train": 1, "before_train_epoch": 2, "before_train_iter": 3,
-    "after_train_iter": 3, "after_train_epoch": 1, "before_val_epoch": 1, "after_val_iter": 1,
-    "after_val_epoch": 1, "after_val": 1, "after_train": 1, "after_run": 1,
-}  # fmt: skip
+    "before_run": 1,
+    "before_train": 1,
+    "before_train_epoch": 2,
+    "before_train_iter": 3,
+    "after_train_iter": 3,
+    "after_train_epoch": 1,
+    "before_val_epoch": 1,
+    "after_val_iter": 1,
+    "after_val_epoch": 1,
+    "after_val": 1,
+    "after_train": 1,
+    "after_run": 1,
+}
 
 
 @pytest.mark.slow

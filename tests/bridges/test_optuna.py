@@ -203,9 +203,12 @@ def test_trials_of_one_process_share_sqlite(tmp_path: Path) -> None:
 
     def train(trial: Any) -> float:
         trainer = build_trainer(
-            tmp_path / str(trial.number), val_loader=batches(1), max_epochs=1 + trial.number % 2 * 3,
-            hooks=[OptunaPruningHook(trial, "loss")], writers=[JSONLWriter()],
-        )  # fmt: skip
+            tmp_path / str(trial.number),
+            val_loader=batches(1),
+            max_epochs=1 + trial.number % 2 * 3,
+            hooks=[OptunaPruningHook(trial, "loss")],
+            writers=[JSONLWriter()],
+        )
         try:
             trainer.train()
         finally:
@@ -337,14 +340,23 @@ def test_study_of_several_objectives_is_refused() -> None:
 @pytest.mark.parametrize(
     ("hook", "arguments", "message"),
     [
-        (lambda trial: OptunaPruningHook(trial, "loss"), {}, "needs a validation: give the Trainer a val_loader"),
-        (lambda trial: OptunaPruningHook(None, "loss"), {"val_loader": batches(1)}, "trial on rank 0, .* got trial=None"),
         (
-            lambda trial: OptunaPruningHook(trial, "acc"), {"val_loader": batches(1)},
+            lambda trial: OptunaPruningHook(trial, "loss"),
+            {},
+            "needs a validation: give the Trainer a val_loader",
+        ),
+        (
+            lambda trial: OptunaPruningHook(None, "loss"),
+            {"val_loader": batches(1)},
+            "trial on rank 0, .* got trial=None",
+        ),
+        (
+            lambda trial: OptunaPruningHook(trial, "acc"),
+            {"val_loader": batches(1)},
             "OptunaPruningHook.monitor='acc'. needs the metric 'acc', .* did you mean 'accuracy'",
         ),
     ],
-)  # fmt: skip
+)
 def test_bad_trainer(
     make_trainer: MakeTrainer, study: Any, hook: Any, arguments: dict[str, Any], message: str
 ) -> None:

@@ -71,11 +71,15 @@ def run_ranks(host: str, folder: Path) -> list[int]:
     with (folder / "errors.txt").open("wb") as errors:
         started = [
             subprocess.Popen(
-                [sys.executable, script, host, folder, *PARTS], cwd=folder, env=environment() | own,
-                stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
+                [sys.executable, script, host, folder, *PARTS],
+                cwd=folder,
+                env=environment() | own,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
             )
             for own in ([{}] if host == "lightning" else by_rank)
-        ]  # fmt: skip
+        ]
         try:
             return [process.wait(DEADLINE) for process in started]
         finally:
@@ -177,9 +181,14 @@ def run_spawned(strategy: str, folder: Path) -> subprocess.CompletedProcess[str]
         "lightning", reason="lightning is not installed: pip install 'torch-eventloop[lightning]'"
     )
     return subprocess.run(
-        [sys.executable, Path(__file__).with_name("spawned_script.py"), strategy, folder], cwd=folder, text=True,
-        capture_output=True, timeout=DEADLINE, check=False, env=environment(),
-    )  # fmt: skip
+        [sys.executable, Path(__file__).with_name("spawned_script.py"), strategy, folder],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        timeout=DEADLINE,
+        check=False,
+        env=environment(),
+    )
 
 
 @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])

@@ -29,10 +29,13 @@ def without_row(work_dir: Path, name: str, methods: Iterable[str]) -> set[str]:
     return {method for method in methods if f"{name}.{method}" not in rows}
 
 
-@pytest.mark.parametrize(("call", "early", "late"), [
-    ("train", {"before_run", "before_train"}, {"before_run", "after_run"}),
-    ("val", {"before_run", "before_val"}, {"before_run", "after_run"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "early", "late"),
+    [
+        ("train", {"before_run", "before_train"}, {"before_run", "after_run"}),
+        ("val", {"before_run", "before_val"}, {"before_run", "after_run"}),
+    ],
+)
 def test_mmengine(tmp_path: Path, call: str, early: set[str], late: set[str]) -> None:
     """A hook before the bridge has no row for `before_train`, one after it none for `after_run`, both none for `before_run`."""
     pytest.importorskip("mmengine", reason="pip install 'torch-eventloop[mmengine]'")
@@ -49,8 +52,15 @@ def test_mmengine(tmp_path: Path, call: str, early: set[str], late: set[str]) ->
         "after_val_epoch",
         "after_val",
     )
-    training = ("before_train", "before_train_epoch", "before_train_iter", "after_train_iter", "after_train_epoch",
-                "after_train", "before_save_checkpoint")  # fmt: skip
+    training = (
+        "before_train",
+        "before_train_epoch",
+        "before_train_iter",
+        "after_train_iter",
+        "after_train_epoch",
+        "after_train",
+        "before_save_checkpoint",
+    )
     methods = ["before_run", *evaluation, *(training if call == "train" else ()), "after_run"]
     hooks = [
         with_methods(Hook, "Early", methods, priority="NORMAL"),
@@ -76,15 +86,31 @@ def test_transformers(tmp_path: Path, added: bool, late: set[str]) -> None:
     from eventloop.bridges.transformers import EventLoopCallback
     from tests.support.transformers_host import host, rows
 
-    methods = ["on_init_end", "on_train_begin", "on_epoch_begin", "on_step_begin", "on_step_end", "on_log",
-               "on_evaluate", "on_save", "on_epoch_end", "on_train_end"]  # fmt: skip
+    methods = [
+        "on_init_end",
+        "on_train_begin",
+        "on_epoch_begin",
+        "on_step_begin",
+        "on_step_end",
+        "on_log",
+        "on_evaluate",
+        "on_save",
+        "on_epoch_end",
+        "on_train_end",
+    ]
     callbacks = [
         with_methods(TrainerCallback, "Early", methods),
         EventLoopCallback(),
         with_methods(TrainerCallback, "Late", methods),
     ]
-    native = host(tmp_path, *([] if added else callbacks), num_train_epochs=1, eval_strategy="epoch",
-                  eval_dataset=rows(4), save_strategy="epoch")  # fmt: skip
+    native = host(
+        tmp_path,
+        *([] if added else callbacks),
+        num_train_epochs=1,
+        eval_strategy="epoch",
+        eval_dataset=rows(4),
+        save_strategy="epoch",
+    )
     for callback in callbacks if added else ():
         native.add_callback(callback)
 

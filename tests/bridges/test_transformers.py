@@ -34,9 +34,13 @@ def test_events_of_a_training(tmp_path: Path) -> None:
     seen = record(bridge)
 
     host(
-        tmp_path, bridge, num_train_epochs=1, gradient_accumulation_steps=2, eval_strategy="epoch",
+        tmp_path,
+        bridge,
+        num_train_epochs=1,
+        gradient_accumulation_steps=2,
+        eval_strategy="epoch",
         eval_dataset=rows(8),
-    ).train()  # fmt: skip
+    ).train()
 
     iteration = (
         "BeforeTrainIter",
@@ -136,8 +140,12 @@ def test_a_prediction_within_the_run_is_a_test(tmp_path: Path) -> None:
     native.train()
 
     assert [name for name, _, _ in seen if "Test" in name] == [
-        "BeforeTest", "BeforeTestEpoch", "AfterTestIter", "AfterTestEpoch", "AfterTest",
-    ]  # fmt: skip
+        "BeforeTest",
+        "BeforeTestEpoch",
+        "AfterTestIter",
+        "AfterTestEpoch",
+        "AfterTest",
+    ]
 
 
 def test_evaluations_outside_of_a_training_are_runs(tmp_path: Path) -> None:

@@ -46,10 +46,15 @@ def test_a_told_run(tmp_path: Path) -> None:
     trainer = host(tmp_path, bridge)
     trainer.train()
 
-    assert sorted(outcomes(tmp_path)) == sorted([
-        ("note", "applied", 2), ("rollback", "refused", 2), ("pause", "applied", 2), ("go", "applied", 2),
-        ("stop", "applied", 3),
-    ])  # fmt: skip
+    assert sorted(outcomes(tmp_path)) == sorted(
+        [
+            ("note", "applied", 2),
+            ("rollback", "refused", 2),
+            ("pause", "applied", 2),
+            ("go", "applied", 2),
+            ("stop", "applied", 3),
+        ]
+    )
     (refused,) = [each for each in answers(tmp_path) if each.outcome == "refused"]
     assert refused.reason.endswith("the loop of Transformers fetches its batches itself")
     assert (trainer.state.global_step, bridge.trainer.stop_reason) == (3, "enough")

@@ -166,8 +166,11 @@ def test_a_training_where_the_bridge_was_added_later(tmp_path: Path) -> None:
     native.train()
 
     assert [row for row in seen if row[0] in ("BeforeRun", "AfterRun")] == [
-        ("BeforeRun", 0, 0), ("AfterRun", 8, 2), ("BeforeRun", 0, 0), ("AfterRun", 8, 2),
-    ]  # fmt: skip
+        ("BeforeRun", 0, 0),
+        ("AfterRun", 8, 2),
+        ("BeforeRun", 0, 0),
+        ("AfterRun", 8, 2),
+    ]
     assert bridge.bus.closed
 
 

@@ -100,9 +100,13 @@ def test_calls_are_those_of_the_host(make_trainer: MakeTrainer, tmp_path: Path, 
     theirs: Seen = []
     ours: Seen = []
     host(
-        tmp_path, Notes(theirs), eval_strategy="epoch", eval_dataset=rows(4), per_device_train_batch_size=4,
+        tmp_path,
+        Notes(theirs),
+        eval_strategy="epoch",
+        eval_dataset=rows(4),
+        per_device_train_batch_size=4,
         gradient_accumulation_steps=accumulation,
-    ).train()  # fmt: skip
+    ).train()
 
     make_trainer(
         train_loader=batches(4),
@@ -128,10 +132,16 @@ def test_early_stopping_stops(make_trainer: MakeTrainer, patience: int) -> None:
     """EarlyStoppingCallback ends the run when the metric of `save_best` did not get better `patience` times."""
     scores = iter([0.5, 0.7, 0.6, 0.6, 0.9, 1.0])
     trainer = make_trainer(
-        train_loader=batches(2), val_loader=batches(1), max_epochs=6,
-        evaluator={"score": lambda preds, target: next(scores)}, sanity_val=0,
-        hooks=[Foreign(EarlyStoppingCallback(patience)), CheckpointHook(interval=9, save_best="score", rule="greater")],
-    )  # fmt: skip
+        train_loader=batches(2),
+        val_loader=batches(1),
+        max_epochs=6,
+        evaluator={"score": lambda preds, target: next(scores)},
+        sanity_val=0,
+        hooks=[
+            Foreign(EarlyStoppingCallback(patience)),
+            CheckpointHook(interval=9, save_best="score", rule="greater"),
+        ],
+    )
 
     trainer.train()
 
@@ -143,10 +153,13 @@ def test_the_loss_is_watched_by_default(make_trainer: MakeTrainer) -> None:
     """Without `save_best`, EarlyStoppingCallback watches the loss of the validation."""
     losses = iter([0.5, 0.4, 0.6, 0.3])
     trainer = make_trainer(
-        train_loader=batches(2), val_loader=batches(1), max_epochs=4, sanity_val=0,
+        train_loader=batches(2),
+        val_loader=batches(1),
+        max_epochs=4,
+        sanity_val=0,
         val_step=lambda trainer, batch: {"loss": torch.tensor(next(losses))},
         hooks=[Foreign(EarlyStoppingCallback())],
-    )  # fmt: skip
+    )
 
     trainer.train()
 
@@ -218,9 +231,12 @@ def test_what_is_logged_comes_with_its_step(make_trainer: MakeTrainer) -> None:
     """`on_log` gets losses, learning rates and metrics as floats, with the step at which they were logged."""
     logs = Logs()
     make_trainer(
-        train_loader=batches(4), val_loader=batches(1), max_epochs=2, hooks=[Foreign(logs)],
+        train_loader=batches(4),
+        val_loader=batches(1),
+        max_epochs=2,
+        hooks=[Foreign(logs)],
         default_hooks={"logger": {"interval": 2}},
-    ).train()  # fmt: skip
+    ).train()
 
     assert [step for step, numbers in logs.seen if "loss" in numbers] == [2, 4, 6, 8]
     assert [step for step, numbers in logs.seen if "eval_loss" in numbers] == [4, 8]
@@ -275,9 +291,12 @@ def test_notebook_table(make_trainer: MakeTrainer, tmp_path: Path, validates: bo
     host(tmp_path, theirs, per_device_train_batch_size=4, **given).train()
 
     make_trainer(
-        train_loader=batches(4), val_loader=batches(1) if validates else None, max_epochs=2,
-        hooks=[Foreign(ours)], default_hooks={"logger": {"interval": 2}},
-    ).train()  # fmt: skip
+        train_loader=batches(4),
+        val_loader=batches(1) if validates else None,
+        max_epochs=2,
+        hooks=[Foreign(ours)],
+        default_hooks={"logger": {"interval": 2}},
+    ).train()
 
     assert ours.seen == theirs.seen
     assert len(ours.seen[0]) == (3 if validates else 5)
@@ -301,9 +320,12 @@ def test_dvclive(make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.
         per_device_train_batch_size=4,
     ).train()
     make_trainer(
-        train_loader=batches(4), val_loader=batches(1), max_epochs=2, hooks=[Foreign(callback("ours"))],
+        train_loader=batches(4),
+        val_loader=batches(1),
+        max_epochs=2,
+        hooks=[Foreign(callback("ours"))],
         default_hooks={"logger": {"interval": 2}},
-    ).train()  # fmt: skip
+    ).train()
 
     for file in ("loss.tsv", "eval/loss.tsv"):
         theirs, ours = (
@@ -343,9 +365,12 @@ def test_tensorboard(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     from transformers.integrations import TensorBoardCallback
 
     make_trainer(
-        train_loader=batches(4), max_epochs=2, hooks=[Foreign(TensorBoardCallback())], work_dir=tmp_path,
+        train_loader=batches(4),
+        max_epochs=2,
+        hooks=[Foreign(TensorBoardCallback())],
+        work_dir=tmp_path,
         default_hooks={"logger": {"interval": 2}},
-    ).train()  # fmt: skip
+    ).train()
 
     (file,) = tmp_path.rglob("events.out.tfevents*")
     found = EventAccumulator(str(file)).Reload().Scalars("train/loss")
@@ -404,16 +429,25 @@ class Pushes(TrainerCallback):
 @pytest.mark.parametrize(
     ("build", "error", "words"),
     [
-        (DefaultFlowCallback, ValueError, "DefaultFlowCallback needs the loop of Transformers, and would have no effect here: use val"),
         (
-            lambda: import_module("transformers.trainer_jit_checkpoint").JITCheckpointCallback(), ValueError,
+            DefaultFlowCallback,
+            ValueError,
+            "DefaultFlowCallback needs the loop of Transformers, and would have no effect here: use val",
+        ),
+        (
+            lambda: import_module("transformers.trainer_jit_checkpoint").JITCheckpointCallback(),
+            ValueError,
             "JITCheckpointCallback needs the loop of Transformers, .*: use this trainer, which saves at SIGTERM",
         ),
         (EventLoopCallback, ValueError, "EventLoopCallback needs the loop of Transformers"),
         (Pushes, ValueError, "Pushes defines on_push_begin, which would never be called"),
-        (TrainerControl, TypeError, "Foreign takes a callback of Transformers, got TrainerControl, which does not"),
+        (
+            TrainerControl,
+            TypeError,
+            "Foreign takes a callback of Transformers, got TrainerControl, which does not",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refused(build: Any, error: type[Exception], words: str) -> None:
     """A class that steers the loop of Transformers, or has no callback's methods, is refused at its line."""
     with pytest.raises(error, match=words):
@@ -443,9 +477,13 @@ def test_every_class_is_in_a_table() -> None:
     """Each callback class in Transformers' source is in a table of the page, as one that works, is refused or not tried."""
     package = Path(transformers.__file__).parent
     found = {
-        name for folder in (package, package / "integrations", package / "utils") for file in folder.glob("*.py")
-        for name in re.findall(r"^class (\w+Callback)\b", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    }  # fmt: skip
+        name
+        for folder in (package, package / "integrations", package / "utils")
+        for file in folder.glob("*.py")
+        for name in re.findall(
+            r"^class (\w+Callback)\b", file.read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
+    }
 
     assert "TensorBoardCallback" in found
     assert found - classes_named("transformers.md") == set()

@@ -41,9 +41,13 @@ def test_the_average_is_evaluated(tmp_path: Path) -> None:
             seen.append(copy.deepcopy(native.model))
 
     native = host(
-        tmp_path, EventLoopCallback(hooks=[ema]), Look(), num_train_epochs=1, eval_strategy="epoch",
+        tmp_path,
+        EventLoopCallback(hooks=[ema]),
+        Look(),
+        num_train_epochs=1,
+        eval_strategy="epoch",
         eval_dataset=rows(4),
-    )  # fmt: skip
+    )
     native.train()
 
     assert same(seen[0], ema.ema_model.module)
@@ -252,11 +256,15 @@ def test_transformers_is_missing_or_old(
     [
         ({"bus": 3}, TypeError, "bus must be a Bus"),
         ({"hooks": EMAHook()}, TypeError, "hooks must be a list"),
-        ({"hooks": [OptimizerHook()]}, ValueError, "OptimizerHook does backward and the optimizer's step itself, which Transformers"),
+        (
+            {"hooks": [OptimizerHook()]},
+            ValueError,
+            "OptimizerHook does backward and the optimizer's step itself, which Transformers",
+        ),
         ({"measure": 1}, TypeError, "measure must be True or False, got 1"),
         ({"work_dir": 3}, TypeError, "work_dir must be a path"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     """A bad argument is refused by the line that makes the bridge."""
     with pytest.raises(error, match=words):

@@ -66,10 +66,19 @@ STEERS = {
     for each in (stop, stop_epoch, fail, evaluate, predict, save, other_rate, without_bridge)
 }
 MOMENTS = {
-    "on_train_begin": 1, "on_epoch_begin": 2, "on_step_begin": 3, "on_pre_optimizer_step": 3,
-    "on_optimizer_step": 3, "on_step_end": 3, "on_epoch_end": 1, "on_log": 2, "on_evaluate": 1,
-    "on_prediction_step": 1, "on_save": 1, "on_train_end": 1,
-}  # fmt: skip
+    "on_train_begin": 1,
+    "on_epoch_begin": 2,
+    "on_step_begin": 3,
+    "on_pre_optimizer_step": 3,
+    "on_optimizer_step": 3,
+    "on_step_end": 3,
+    "on_epoch_end": 1,
+    "on_log": 2,
+    "on_evaluate": 1,
+    "on_prediction_step": 1,
+    "on_save": 1,
+    "on_train_end": 1,
+}
 
 
 def steer_it(
@@ -96,8 +105,13 @@ def test_a_steered_trainer_trains_as_without_the_bridge(
         do = partial(steer_it, STEERS[steer], steered)
         at = callback_at(TrainerCallback, moment, MOMENTS[moment], do)
         callbacks = [*bridges, at] if first else [at, *bridges]
-        ours = host(tmp_path / str(number), *callbacks, eval_dataset=rows(4), eval_strategy="epoch",
-                    save_strategy="epoch")  # fmt: skip
+        ours = host(
+            tmp_path / str(number),
+            *callbacks,
+            eval_dataset=rows(4),
+            eval_strategy="epoch",
+            save_strategy="epoch",
+        )
         steered.append(ours)
         ends: list[Any] = []
         for _ in range(2):

@@ -35,8 +35,12 @@ def test_it_is_counted_for_each_subscriber_that_wanted_it() -> None:
     accounts = {stats.name: (total(stats), stats.delivered, stats.dropped) for stats in bus.stats()}
 
     assert accounts == {
-        "thread": (5, 2, 3), "task": (5, 2, 3), "even": (3, 1, 2), "other": (0, 0, 0), "paused": (0, 0, 0),
-    }  # fmt: skip
+        "thread": (5, 2, 3),
+        "task": (5, 2, 3),
+        "even": (3, 1, 2),
+        "other": (0, 0, 0),
+        "paused": (0, 0, 0),
+    }
 
 
 def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

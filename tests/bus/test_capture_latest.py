@@ -47,12 +47,16 @@ def test_capture_leaves_nothing_behind(bus: Bus) -> None:
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("on_train_epoch_end", "after_train_epoch"), ("on_train_start", "before_train"),
-        ("on_train_batch_end", "after_train_iter"), ("on_validation_epoch_end", "after_val_epoch"),
-        ("after_train_batch", "after_train_iter"), ("on_step_end", "after_train_iter"),
-        ("ITERATION_COMPLETED", "after_train_iter"), ("EPOCH_STARTED", "before_train_epoch"),
+        ("on_train_epoch_end", "after_train_epoch"),
+        ("on_train_start", "before_train"),
+        ("on_train_batch_end", "after_train_iter"),
+        ("on_validation_epoch_end", "after_val_epoch"),
+        ("after_train_batch", "after_train_iter"),
+        ("on_step_end", "after_train_iter"),
+        ("ITERATION_COMPLETED", "after_train_iter"),
+        ("EPOCH_STARTED", "before_train_epoch"),
     ],
-)  # fmt: skip
+)
 def test_another_systems_name_is_translated(bus: Bus, name: str, meant: str) -> None:
     """Names of callbacks of Lightning and Transformers, and of ignite's events, get the event, not the name that is spelled alike."""
     with pytest.raises(ValueError, match=f"unknown event '{name}': use '{meant}'"):

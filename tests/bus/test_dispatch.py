@@ -78,8 +78,14 @@ def test_printed_bus_shows_every_row(bus: Bus) -> None:
 
     assert lines[0][-2:] == ["queue", "overflow"]
     assert [line[0] for line in lines[2:] if line[0] not in "-2"] == [
-        "before_run", "after_train_iter", "after_backward", "after_val", "after_train", "after_run", "checkpoint_saved",
-    ]  # fmt: skip
+        "before_run",
+        "after_train_iter",
+        "after_backward",
+        "after_val",
+        "after_train",
+        "after_run",
+        "checkpoint_saved",
+    ]
     assert lines[3] == ["-", "-", "newest", "loop", "1", "latest"]
     assert lines[-1] == ["checkpoint_saved", "-", "-", "later", "loop", "2,000", "spill"]
 

@@ -83,10 +83,16 @@ def test_a_run_does_not_begin(begin: str, plan_file: Path, tmp_path: Path) -> No
     """However it begins; its plan is that of its bus, and its directory is a temporary one."""
     model = tiny_model()
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_step=lambda trainer, batch: 1 / 0,
-        val_step=lambda trainer, batch: {}, train_loader=[1, 2], val_loader=[1], test_loader=[1],
-        max_epochs=2, work_dir="out",
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_step=lambda trainer, batch: 1 / 0,
+        val_step=lambda trainer, batch: {},
+        train_loader=[1, 2],
+        val_loader=[1],
+        test_loader=[1],
+        max_epochs=2,
+        work_dir="out",
+    )
     (trainer.work_dir / "config.txt").write_text("lr = 0.1")
 
     with pytest.raises(SystemExit, match="0"):

@@ -189,8 +189,15 @@ print("status", status, flush=True)
     printed = lines(python(program))
 
     assert sorted(printed) == [
-        "closed in True", "status 0", "sync 1", "sync 2", "task 1", "task 2", "thread 1", "thread 2",
-    ]  # fmt: skip
+        "closed in True",
+        "status 0",
+        "sync 1",
+        "sync 2",
+        "task 1",
+        "task 2",
+        "thread 1",
+        "thread 2",
+    ]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

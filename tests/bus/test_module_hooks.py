@@ -34,9 +34,12 @@ def hooks_of(model: nn.Module) -> int:
 def trainer(make_trainer: MakeTrainer) -> Trainer:
     model = Net()
     return make_trainer(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_loader=batches(6),
-        max_epochs=1, train_step=lambda trainer, batch: trainer.model(batch[0]).square().mean(),
-    )  # fmt: skip
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_loader=batches(6),
+        max_epochs=1,
+        train_step=lambda trainer, batch: trainer.model(batch[0]).square().mean(),
+    )
 
 
 def test_forward_hook_fires_in_the_iterations_that_are_due(trainer: Trainer) -> None:
@@ -48,8 +51,11 @@ def test_forward_hook_fires_in_the_iterations_that_are_due(trainer: Trainer) -> 
     def inspect(module: nn.Module, inputs: Any, outputs: Any) -> None:
         seen.append(trainer.iter)
 
-    trainer.bus.subscribe(lambda trainer, event: installed.append(hooks_of(trainer.model)), "before_train_iter",
-                          priority="LOWEST")  # fmt: skip
+    trainer.bus.subscribe(
+        lambda trainer, event: installed.append(hooks_of(trainer.model)),
+        "before_train_iter",
+        priority="LOWEST",
+    )
     trainer.train()
 
     assert seen == [2, 2, 5, 5]
@@ -164,13 +170,28 @@ async def later(a: Any, b: Any, c: Any) -> None: ...
         ((nn.Linear, "head"), {}, print, "bus.on_module needs a torch.nn.Module, got <class"),
         ((Net(), "heat"), {}, print, "no module of Net matches 'heat': did you mean 'head'"),
         ((Net(), []), {}, print, r"no module is chosen: the pattern is \[\]; pass the name of a module"),
-        ((nn.Linear(2, 1), "*"), {}, print, r"no module of Linear matches '\*': it contains no modules; pass the"),
-        ((Net(), "head", "foward"), {}, print, "kind must be 'forward' or 'backward', got 'foward': did you mean 'forward'"),
-        ((Net(), "head", "backward"), {}, lambda a, b: None, r"write it as \(module, grad_inputs, grad_outputs\)"),
+        (
+            (nn.Linear(2, 1), "*"),
+            {},
+            print,
+            r"no module of Linear matches '\*': it contains no modules; pass the",
+        ),
+        (
+            (Net(), "head", "foward"),
+            {},
+            print,
+            "kind must be 'forward' or 'backward', got 'foward': did you mean 'forward'",
+        ),
+        (
+            (Net(), "head", "backward"),
+            {},
+            lambda a, b: None,
+            r"write it as \(module, grad_inputs, grad_outputs\)",
+        ),
         ((Net(), "head"), {}, later, "later is a coroutine function: a module hook"),
         ((Net(), "head"), {"every": 0}, lambda m, i, o: None, "every must be"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments(arguments: Any, options: dict[str, Any], fn: Any, message: str) -> None:
     """Refused at the line that registers."""
     with pytest.raises((TypeError, ValueError), match=message):

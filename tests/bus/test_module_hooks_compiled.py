@@ -76,9 +76,13 @@ def make(make_trainer: MakeTrainer, backend: Any, how: str = "whole", **options:
     else:
         step = torch.compile(step, backend=backend)
     return make_trainer(
-        model=model, optimizer=torch.optim.SGD(inner.parameters(), lr=0.1), train_loader=batches(6), max_epochs=1,
-        train_step=step, **options,
-    )  # fmt: skip
+        model=model,
+        optimizer=torch.optim.SGD(inner.parameters(), lr=0.1),
+        train_loader=batches(6),
+        max_epochs=1,
+        train_step=step,
+        **options,
+    )
 
 
 @pytest.mark.slow
@@ -136,9 +140,18 @@ def test_subscriptions_that_end_in_any_order(make_trainer: MakeTrainer, backend:
     eager, other = "force_eager", "eager_on_recompile"
     fired = ["forward", "backward"]
     assert seen == [
-        (0, other), "forward", "once", "backward", (1, eager), (2, other), *fired, (3, eager), (4, other),
-        *fired, (5, eager),
-    ]  # fmt: skip
+        (0, other),
+        "forward",
+        "once",
+        "backward",
+        (1, eager),
+        (2, other),
+        *fired,
+        (3, eager),
+        (4, other),
+        *fired,
+        (5, eager),
+    ]
     assert after == other
 
 

@@ -198,10 +198,15 @@ def test_bad_background_option_is_refused(bus: Bus, options: dict[str, Any], mes
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("queue", 8), ("overflow", "block"), ("on_error", "log"), ("stall_timeout", 1.0), ("batch", True),
-        ("on_close", print), ("on_flush", print),
+        ("queue", 8),
+        ("overflow", "block"),
+        ("on_error", "log"),
+        ("stall_timeout", 1.0),
+        ("batch", True),
+        ("on_close", print),
+        ("on_flush", print),
     ],
-)  # fmt: skip
+)
 def test_background_option_of_a_sync_handler_is_refused(bus: Bus, option: str, value: Any) -> None:
     """An option that would do nothing is an error that says how to make it do something."""
     options = {option: value}

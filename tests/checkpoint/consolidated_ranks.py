@@ -55,9 +55,15 @@ def save(model: nn.Module, folder: Path, batch: tuple[torch.Tensor, ...], *hooks
     """Train two epochs; the run is in `run`."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     trainer = Trainer(
-        model, optimizer=optimizer, loss_fn=F.cross_entropy, train_loader=[batch] * 3, max_epochs=2,
-        work_dir=folder / "run", writers=[], hooks=[CheckpointHook(interval=1), *hooks],
-    )  # fmt: skip
+        model,
+        optimizer=optimizer,
+        loss_fn=F.cross_entropy,
+        train_loader=[batch] * 3,
+        max_epochs=2,
+        work_dir=folder / "run",
+        writers=[],
+        hooks=[CheckpointHook(interval=1), *hooks],
+    )
     trainer.train()
     trainer.close()
 
@@ -106,10 +112,15 @@ def save_wide(rendezvous: str) -> None:
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     fully_shard(model, mesh=mesh)
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=[(torch.randn(1, WIDTH), torch.tensor([1]))], max_epochs=1, work_dir=path / "run",
-        writers=[], hooks=[CheckpointHook(interval=1)],
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        train_loader=[(torch.randn(1, WIDTH), torch.tensor([1]))],
+        max_epochs=1,
+        work_dir=path / "run",
+        writers=[],
+        hooks=[CheckpointHook(interval=1)],
+    )
     trainer.train()
     trainer.close()
     sys.stdout.write("{}")

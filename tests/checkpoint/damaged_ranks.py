@@ -28,9 +28,15 @@ from tests.cli.saved_runs import checkpoints, flip
 
 NEWEST, FORMER = "iter_9", "iter_6"
 FILES = (
-    "manifest.json", "index.json", ".metadata", "state.pth", "rank_0.pth", "rank_1.pth", "__0_0.distcp",
+    "manifest.json",
+    "index.json",
+    ".metadata",
+    "state.pth",
+    "rank_0.pth",
+    "rank_1.pth",
+    "__0_0.distcp",
     "__1_0.distcp",
-)  # fmt: skip
+)
 
 
 def cut(path: Path) -> None:

@@ -148,9 +148,15 @@ class Rank:
     def build(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Trainer:
         """A trainer without checkpoints of its own."""
         return Trainer(
-            model, optimizer=optimizer, loss_fn=F.cross_entropy, train_loader=[data()], max_epochs=1,
-            work_dir=self.folder / "run", default_hooks={"checkpoint": None}, writers=[],
-        )  # fmt: skip
+            model,
+            optimizer=optimizer,
+            loss_fn=F.cross_entropy,
+            train_loader=[data()],
+            max_epochs=1,
+            work_dir=self.folder / "run",
+            default_hooks={"checkpoint": None},
+            writers=[],
+        )
 
     def in_turn(self, call: Callable[[], object]) -> None:
         """Call a function on one rank after the other, which never ends if a rank waits for another one."""

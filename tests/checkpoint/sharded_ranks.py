@@ -27,9 +27,17 @@ from eventloop.events import AfterTrainIter
 from eventloop.hooks import CheckpointHook, EMAHook, Hook, on
 
 KINDS = {
-    "alone": 1, "DDP": 2, "DDP on 4": 4, "FSDP2": 2, "FSDP2 on 4": 4, "HSDP": 4, "TP": 2, "TP on 4": 4,
-    "FSDP+TP": 4, "2 x TP": 4,
-}  # fmt: skip
+    "alone": 1,
+    "DDP": 2,
+    "DDP on 4": 4,
+    "FSDP2": 2,
+    "FSDP2 on 4": 4,
+    "HSDP": 4,
+    "TP": 2,
+    "TP on 4": 4,
+    "FSDP+TP": 4,
+    "2 x TP": 4,
+}
 """The number of ranks, by what divides the model or its data."""
 SHARDED = ("FSDP2", "FSDP2 on 4", "HSDP", "TP", "TP on 4", "FSDP+TP", "2 x TP")
 """The kinds whose models have DTensors."""
@@ -171,9 +179,13 @@ class Rank:
         if not any(isinstance(hook, CheckpointHook) for hook in hooks):
             options["default_hooks"] = {"checkpoint": None}
         return Trainer(
-            model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.05), loss_fn=F.cross_entropy,
-            train_loader=loader, work_dir=work_dir, **options,
-        )  # fmt: skip
+            model,
+            optimizer=torch.optim.AdamW(model.parameters(), lr=0.05),
+            loss_fn=F.cross_entropy,
+            train_loader=loader,
+            work_dir=work_dir,
+            **options,
+        )
 
     def report(self, value: object) -> None:
         """Print what the test is told, and end."""
@@ -215,12 +227,33 @@ def rest(own: Rank, run: Path, expected: Recorder) -> list[str]:
 
 
 COLLECTIVES = [
-    "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_reduce",
-    "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "broadcast",
-    "broadcast_object_list", "gather", "gather_object", "irecv", "isend", "monitored_barrier", "new_group",
-    "recv", "recv_object_list", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter",
-    "scatter_object_list", "send", "send_object_list",
-]  # fmt: skip
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "irecv",
+    "isend",
+    "monitored_barrier",
+    "new_group",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+]
 FUNCTIONAL = ["all_gather_tensor", "all_reduce", "all_to_all_single", "broadcast", "reduce_scatter_tensor"]
 
 

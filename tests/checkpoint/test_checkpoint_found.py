@@ -141,13 +141,22 @@ def meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 @pytest.mark.parametrize(
     ("module", "function"),
-    [("store", "read_checkpoint"), ("store", "read_identified"), ("directory", "read_manifest"), ("directory", "_is_there")],
-)  # fmt: skip
+    [
+        ("store", "read_checkpoint"),
+        ("store", "read_identified"),
+        ("directory", "read_manifest"),
+        ("directory", "_is_there"),
+    ],
+)
 @pytest.mark.parametrize("load", [load_newest, load_best])
 def test_what_a_run_removes_meanwhile_has_a_successor(
-    tmp_path: Path, meanwhile: Callable[..., None], caplog: pytest.LogCaptureFixture,
-    load: Callable[[Path], tuple[Path, Any]], module: str, function: str,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    meanwhile: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    load: Callable[[Path], tuple[Path, Any]],
+    module: str,
+    function: str,
+) -> None:
     """If a run removes a checkpoint during the scan or the load, the checkpoint that replaced it is
     loaded."""
     meanwhile(module, function, times=2)
@@ -218,10 +227,12 @@ def test_none_that_can_be_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "rule", "best"),
     [
-        ([0.25, 0.75, 0.5], "greater", 2), ([0.25, 0.75, 0.5], "less", 1),
-        (["-inf", "inf", 2.0], "greater", 2), ([0.5, 0.5], "greater", 2),
+        ([0.25, 0.75, 0.5], "greater", 2),
+        ([0.25, 0.75, 0.5], "less", 1),
+        (["-inf", "inf", 2.0], "greater", 2),
+        ([0.5, 0.5], "greater", 2),
     ],
-)  # fmt: skip
+)
 def test_best_by_its_rule(tmp_path: Path, values: list[float | str], rule: str, best: int) -> None:
     """The rule in the manifests decides which score is the best; of equal scores the newest checkpoint is
     taken."""

@@ -44,15 +44,26 @@ def test_meta_says_where_the_run_was_and_how_it_was_built(make_trainer: MakeTrai
     assert time.strptime(meta.pop("time"), "%Y-%m-%dT%H:%M:%S%z")
     assert meta.pop("position").keys() >= {"batch_idx", "passes"}
     assert meta.pop("settings").keys() == {
-        "optimizer", "param_schedulers", "run", "hooks", "hook_options", "frozen",
-    }  # fmt: skip
+        "optimizer",
+        "param_schedulers",
+        "run",
+        "hooks",
+        "hook_options",
+        "frozen",
+    }
     assert meta.pop("parameters") == {"": ["\n".join(dict(trainer.model.named_parameters()))]}
     assert meta == {
-        "schema": 2, "iter": 3, "epoch": 1, "max_iters": 6, "max_epochs": 2,
-        "optimizer": "SGD", "param_schedulers": ["StepLR"], "scheduler_optimizers": [""],
+        "schema": 2,
+        "iter": 3,
+        "epoch": 1,
+        "max_iters": 6,
+        "max_epochs": 2,
+        "optimizer": "SGD",
+        "param_schedulers": ["StepLR"],
+        "scheduler_optimizers": [""],
         "frozen": [],
         "torch": str(torch.__version__),
-    }  # fmt: skip
+    }
 
 
 def test_facts_of_ones_own_in_meta(make_trainer: MakeTrainer) -> None:
@@ -82,9 +93,13 @@ def draw() -> tuple[Any, ...]:
     """Draw numbers from each global generator, also gaussians, of which the generators cache every second
     one."""
     return (
-        random.random(), random.gauss(0, 1), float(np.random.rand()), float(np.random.randn()),
-        torch.rand(1).item(), torch.randn(1).item(),
-    )  # fmt: skip
+        random.random(),
+        random.gauss(0, 1),
+        float(np.random.rand()),
+        float(np.random.randn()),
+        torch.rand(1).item(),
+        torch.randn(1).item(),
+    )
 
 
 def test_rng_round_trip_through_a_file(tmp_path: Path) -> None:

@@ -34,11 +34,16 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 OLD, NEW = {"state_dict": {"w": torch.zeros(3)}}, {"state_dict": {"w": torch.ones(3)}}
 OPERATIONS_OF_A_NEW_NAME = [
     "make .a.tmp",
-    "create .a.tmp/state.pth", "write .a.tmp/state.pth", "create .a.tmp/manifest.json", "write .a.tmp/manifest.json",
-    "sync .a.tmp/manifest.json", "sync .a.tmp/state.pth", "sync directory .a.tmp",  # at the same time
+    "create .a.tmp/state.pth",
+    "write .a.tmp/state.pth",
+    "create .a.tmp/manifest.json",
+    "write .a.tmp/manifest.json",
+    "sync .a.tmp/manifest.json",
+    "sync .a.tmp/state.pth",
+    "sync directory .a.tmp",  # at the same time
     "rename .a.tmp -> a",
     "sync directory .",
-]  # fmt: skip
+]
 OPERATIONS_OF_A_TAKEN_NAME = [
     *OPERATIONS_OF_A_NEW_NAME[:-2],
     "rename .a.tmp -> a-1",
@@ -97,8 +102,12 @@ def test_directories_above_are_durable_too(tmp_path: Path) -> None:
     save_checkpoint(NEW, tmp_path / "runs" / "x" / "a", disk=disk)
 
     assert disk.calls[:5] == [
-        "make runs", "sync directory .", "make runs/x", "sync directory runs", "make runs/x/.a.tmp",
-    ]  # fmt: skip
+        "make runs",
+        "sync directory .",
+        "make runs/x",
+        "sync directory runs",
+        "make runs/x/.a.tmp",
+    ]
 
 
 @pytest.mark.parametrize("is_file", [False, True])

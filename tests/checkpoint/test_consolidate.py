@@ -73,9 +73,14 @@ def test_the_whole_state_is_that_of_the_checkpoint(sharded: Path) -> None:
     assert list(state) == list(load_checkpoint(sharded / "epoch_2"))
     model = Net()
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=[0], max_epochs=1, work_dir=sharded.parent / "other", writers=[],
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        train_loader=[0],
+        max_epochs=1,
+        work_dir=sharded.parent / "other",
+        writers=[],
+    )
     trainer.load_checkpoint(file)
     assert same(dict(model.state_dict()), dict(state["state_dict"]))
     assert checkpoints(sharded, "--verify") == 0

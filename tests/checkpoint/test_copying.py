@@ -97,8 +97,10 @@ def with_schedule() -> dict[str, Any]:
     model = tiny_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     return {
-        "model": model, "optimizer": optimizer, "schedulers": [torch.optim.lr_scheduler.StepLR(optimizer, 2)],
-    }  # fmt: skip
+        "model": model,
+        "optimizer": optimizer,
+        "schedulers": [torch.optim.lr_scheduler.StepLR(optimizer, 2)],
+    }
 
 
 def with_batch_norm() -> dict[str, Any]:
@@ -271,9 +273,14 @@ def test_an_average_is_swapped_in_after_the_copy(latest: Latest, late_equals_syn
             for saving in hook.saves.under_way:
                 saving.written.result(DEADLINE)
 
-    late_equals_sync(lambda: {
-        "hooks": [EMAHook(momentum=0.5), CopiesNow()], "max_iters": 4, "val_interval": 1, "val_loader": batches(1),
-    })  # fmt: skip
+    late_equals_sync(
+        lambda: {
+            "hooks": [EMAHook(momentum=0.5), CopiesNow()],
+            "max_iters": 4,
+            "val_interval": 1,
+            "val_loader": batches(1),
+        }
+    )
 
 
 def test_weights_are_loaded_after_the_copy(make_trainer: MakeTrainer, late_equals_sync: Check) -> None:

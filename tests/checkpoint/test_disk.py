@@ -139,8 +139,11 @@ def test_write_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("there", "calls"),
-    [(False, ["make a", "sync directory .", "make a/b", "sync directory a"]), (True, ["sync directory .", "sync directory a"])],
-)  # fmt: skip
+    [
+        (False, ["make a", "sync directory .", "make a/b", "sync directory a"]),
+        (True, ["sync directory .", "sync directory a"]),
+    ],
+)
 def test_make_directories(tmp_path: Path, there: bool, calls: list[str]) -> None:
     """Each directory is durable in its parent before the next one is made; existing ones are synced once
     too."""

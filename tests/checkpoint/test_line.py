@@ -217,11 +217,14 @@ SEALED = b'{"sha256":"%s","line":%s}' % (hashlib.sha256(LATER).hexdigest().encod
     [
         (b"", r"line\.json is damaged: Input data was truncated"),
         (b'{"sha256":"0","line":{}}', r"line\.json is damaged: its contents do not match the hash in it"),
-        (b'{"sha256":"a","line":' + b"[" * 100_000, r"line\.json is damaged: maximum recursion depth exceeded"),
+        (
+            b'{"sha256":"a","line":' + b"[" * 100_000,
+            r"line\.json is damaged: maximum recursion depth exceeded",
+        ),
         (SEALED, r"has schema 2, this version of eventloop reads 1: update eventloop"),
     ],
     ids=["truncated", "hash", "too deep", "later version"],
-)  # fmt: skip
+)
 def test_a_damaged_file(tmp_path: Path, content: bytes, message: str) -> None:
     """A damaged `line.json` is reported like a damaged checkpoint, and all checkpoints count as on the
     lineage."""

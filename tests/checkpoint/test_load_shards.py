@@ -23,10 +23,15 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of one process, after two steps."""
     model = Net()
     trainer = Trainer(
-        model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=[data()] * 2, max_epochs=1, work_dir=tmp_path_factory.mktemp("plain"), writers=[],
+        model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        train_loader=[data()] * 2,
+        max_epochs=1,
+        work_dir=tmp_path_factory.mktemp("plain"),
+        writers=[],
         hooks=[CheckpointHook()],
-    )  # fmt: skip
+    )
     trainer.train()
     trainer.close()
     return trainer.work_dir / "epoch_1"

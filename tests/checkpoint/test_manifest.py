@@ -72,8 +72,9 @@ def test_a_trainers_manifest(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     assert whole.keys == ("meta", "state_dict", "optimizer", "param_schedulers", "hooks", "rng")
     assert (whole.sequence, cut.sequence) == (1, 2)
     assert [entry for entry in whole.tensors if entry.name.startswith("state_dict.0")] == [
-        TensorEntry("state_dict.0.weight", "float32", (8, 2)), TensorEntry("state_dict.0.bias", "float32", (8,)),
-    ]  # fmt: skip
+        TensorEntry("state_dict.0.weight", "float32", (8, 2)),
+        TensorEntry("state_dict.0.bias", "float32", (8,)),
+    ]
     assert TensorEntry("optimizer.state.0.momentum_buffer", "float32", (8, 2)) in whole.tensors
 
 
@@ -131,12 +132,16 @@ def test_the_best_of_nothing(metrics: dict[str, float | str]) -> None:
 def test_tensor_table() -> None:
     """The tensors of nested mappings, lists and tuples are described by their keys, joined by dots."""
     state: dict[str, Any] = {
-        "a": {0: torch.zeros(2, 3), "b": [1, (torch.tensor(1), None)]}, "n": 1, "t": torch.zeros(0, dtype=torch.uint8),
-    }  # fmt: skip
+        "a": {0: torch.zeros(2, 3), "b": [1, (torch.tensor(1), None)]},
+        "n": 1,
+        "t": torch.zeros(0, dtype=torch.uint8),
+    }
 
     assert [*tensor_table(state)] == [
-        TensorEntry("a.0", "float32", (2, 3)), TensorEntry("a.b.1.0", "int64", ()), TensorEntry("t", "uint8", (0,)),
-    ]  # fmt: skip
+        TensorEntry("a.0", "float32", (2, 3)),
+        TensorEntry("a.b.1.0", "int64", ()),
+        TensorEntry("t", "uint8", (0,)),
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -159,9 +164,12 @@ CHANGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "no text": (lambda raw: b"\xff\xff", "is damaged: "),
     "no text for a hash": (lambda raw: b'{"sha256":3,"manifest":{}}', "is damaged: "),
     "nested too deep": (lambda raw: b'{"sha256":"a","manifest":' + b"[" * 100_000, "is damaged: "),
-    "a number": (lambda raw: raw.replace(b'"sequence":7', b'"sequence":8'), "damaged: its contents do not match the hash"),
+    "a number": (
+        lambda raw: raw.replace(b'"sequence":7', b'"sequence":8'),
+        "damaged: its contents do not match the hash",
+    ),
     "more": (lambda raw: raw + b"\n", "damaged: its contents do not match the hash"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", CHANGED)

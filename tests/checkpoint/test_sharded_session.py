@@ -56,9 +56,10 @@ def test_only_what_is_copied_counts(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"a": torch.ones(4)}, {"b": torch.ones(3)}, {"a": torch.ones(3).half()}, {}],
+    "other",
+    [{"a": torch.ones(4)}, {"b": torch.ones(3)}, {"a": torch.ones(3).half()}, {}],
     ids=["shape", "name", "type", "none"],
-)  # fmt: skip
+)
 def test_other_tensors_get_another_plan(session: Session, other: dict[str, torch.Tensor]) -> None:
     """A save with tensors of other names, shapes or types than the one before writes these."""
     session.prepare("x", state_of(a=torch.zeros(3)))

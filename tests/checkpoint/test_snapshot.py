@@ -43,8 +43,10 @@ def test_a_snapshot_is_a_copy() -> None:
     """Later changes in place do not change the snapshot, whose tensors have no gradients."""
     weight, seen = torch.nn.Parameter(torch.zeros(3)), {1, 2}
     live: dict[str, Any] = {
-        "state_dict": {"w": weight}, "nested": [{"n": 1, "t": (torch.ones(()), None, seen)}], "odd": torch.device("cpu"),
-    }  # fmt: skip
+        "state_dict": {"w": weight},
+        "nested": [{"n": 1, "t": (torch.ones(()), None, seen)}],
+        "odd": torch.device("cpu"),
+    }
 
     taken = Snapshot().pack(live).unpack()
     weight.data.add_(1)
@@ -202,8 +204,10 @@ def test_what_fits_no_flat_memory_is_copied_beside(make: Callable[[], torch.Tens
     assert type(taken["odd"]) is type(odd)
     assert taken["odd"] is not odd
     assert (taken["odd"].is_quantized, taken["odd"].is_meta, taken["odd"].is_nested) == (
-        odd.is_quantized, odd.is_meta, odd.is_nested,
-    )  # fmt: skip
+        odd.is_quantized,
+        odd.is_meta,
+        odd.is_nested,
+    )
 
 
 # --- memory ------------------------------------------------------------------------------------------------

@@ -62,9 +62,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
         started.append(
             Forked(
                 [*COMMAND, "--work-dir", "run", *arguments],
-                cwd=tmp_path, env=ENVIRONMENT, stdout=stdout, stderr=subprocess.PIPE,
+                cwd=tmp_path,
+                env=ENVIRONMENT,
+                stdout=stdout,
+                stderr=subprocess.PIPE,
             )
-        )  # fmt: skip
+        )
         return started[-1]
 
     yield start
@@ -80,11 +83,17 @@ def train(directory: Path, **options: Any) -> None:
     """Four epochs, each saved; the second is the best."""
     model, scores = tiny_model(), iter(SCORES)
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=batches(3), val_loader=[0], val_step=lambda trainer, batch: {"acc": next(scores)},
-        sanity_val=0, max_epochs=len(SCORES), work_dir=directory,
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        train_loader=batches(3),
+        val_loader=[0],
+        val_step=lambda trainer, batch: {"acc": next(scores)},
+        sanity_val=0,
+        max_epochs=len(SCORES),
+        work_dir=directory,
         hooks=[CheckpointHook(**{"interval": 1, "save_best": "acc", **options})],
-    )  # fmt: skip
+    )
     trainer.train()
     trainer.close()
 

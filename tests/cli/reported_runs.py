@@ -29,16 +29,26 @@ def report(*arguments: object) -> int:
 def phases(iterations: int, hooks: float = 1e-4) -> Phases:
     """Iterations of 4 ms and what the hooks take."""
     return Phases(
-        iterations=iterations, data=4e-4 * iterations, forward=1e-3 * iterations, backward=2e-3 * iterations,
-        optimizer=5e-4 * iterations, hooks=hooks * iterations, unaccounted=1e-4 * iterations,
-    )  # fmt: skip
+        iterations=iterations,
+        data=4e-4 * iterations,
+        forward=1e-3 * iterations,
+        backward=2e-3 * iterations,
+        optimizer=5e-4 * iterations,
+        hooks=hooks * iterations,
+        unaccounted=1e-4 * iterations,
+    )
 
 
 def handler(name: str = "EMAHook.after_train_iter", **changes: Any) -> HandlerCost:
     """25 µs an iteration of 100."""
     fields = {
-        "event": "after_train_iter", "priority": 45, "calls": 100, "seconds": 2.5e-3, "share": 0.006, "times": TIMES,
-    }  # fmt: skip
+        "event": "after_train_iter",
+        "priority": 45,
+        "calls": 100,
+        "seconds": 2.5e-3,
+        "share": 0.006,
+        "times": TIMES,
+    }
     return HandlerCost(**{"name": name, **fields, **changes})
 
 
@@ -52,9 +62,19 @@ def outside(name: str = "CheckpointHook.after_val_epoch", **changes: Any) -> Han
 def subscriber(name: str = "JSONLWriter", **changes: Any) -> SubscriberCost:
     """One that got everything."""
     fields = {
-        "event": "scalars_logged, run_info", "runs_on": "thread", "delivered": 30, "dropped": 0, "failed": 0,
-        "queued": 0, "peak_queued": 7, "spilled": 0, "calls": 20, "seconds": 0.2, "wait": TIMES, "busy": TIMES,
-    }  # fmt: skip
+        "event": "scalars_logged, run_info",
+        "runs_on": "thread",
+        "delivered": 30,
+        "dropped": 0,
+        "failed": 0,
+        "queued": 0,
+        "peak_queued": 7,
+        "spilled": 0,
+        "calls": 20,
+        "seconds": 0.2,
+        "wait": TIMES,
+        "busy": TIMES,
+    }
     return SubscriberCost(**{"name": name, **fields, **changes})
 
 
@@ -66,13 +86,16 @@ def costs(**changes: Any) -> RunCosts:
         "handlers": [
             handler(),
             handler(
-                "OptimizerHook.after_train_iter", priority=30, seconds=0.26, share=0.63,
+                "OptimizerHook.after_train_iter",
+                priority=30,
+                seconds=0.26,
+                share=0.63,
                 includes=["backward", "optimizer"],
             ),
         ],
         "subscribers": [subscriber()],
         "complete": True,
-    }  # fmt: skip
+    }
     return RunCosts(**{**fields, **changes})
 
 
@@ -101,11 +124,18 @@ def write_lines(run: Path, *rows: dict[str, Any], torn: bytes = b"") -> Path:
 
 TRAINED = [
     begins(0),
-    {"event": "run_info", "mode": "train", "step": 0, "iter": 0, "epoch": 0, "info": {"model": "Net", "plan": "a\nb"}},
+    {
+        "event": "run_info",
+        "mode": "train",
+        "step": 0,
+        "iter": 0,
+        "epoch": 0,
+        "info": {"model": "Net", "plan": "a\nb"},
+    },
     *(scalars(step, loss=10.0 / step, lr=0.1) for step in range(10, 101, 10)),
     scalars(100, "val", loss=0.2, accuracy=0.9),
     ends(100),
-]  # fmt: skip
+]
 
 
 def make_run(run: Path, **changes: Any) -> Path:

@@ -34,8 +34,12 @@ def test_the_newest_is_last(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["checkpoint", "epoch", "iter", "size", "saved", "at"]
     assert [" ".join(line.split()[:3]) for line in lines] == [
-        "epoch_1 1 3", "best_acc_epoch_2 2 6", "epoch_2 2 6", "epoch_3 3 9", "epoch_4 4 12",
-    ]  # fmt: skip
+        "epoch_1 1 3",
+        "best_acc_epoch_2 2 6",
+        "epoch_2 2 6",
+        "epoch_3 3 9",
+        "epoch_4 4 12",
+    ]
     assert lines[1].endswith("  best acc 0.75")
     assert lines[4].endswith("  newest; acc 0.5 at iter 9")
     size = size_text((run / "epoch_4" / PAYLOAD).stat().st_size)
@@ -52,13 +56,26 @@ def test_json_has_it_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["name"] for each in told["checkpoints"] if each["newest"]] == ["epoch_4"]
     best = next(each for each in told["checkpoints"] if each["best"])
     assert best == {
-        "name": "best_acc_epoch_2", "bytes": (run / "best_acc_epoch_2" / PAYLOAD).stat().st_size,
-        "time": read_manifest(run / "best_acc_epoch_2").time, "ranks": None, "epoch": 2, "iter": 6, "batch_idx": 0,
-        "best": {"acc": 0.75}, "best_now": ["acc"], "best_kept": ["acc"], "newest": False, "abandoned": False, "foreign": False,
+        "name": "best_acc_epoch_2",
+        "bytes": (run / "best_acc_epoch_2" / PAYLOAD).stat().st_size,
+        "time": read_manifest(run / "best_acc_epoch_2").time,
+        "ranks": None,
+        "epoch": 2,
+        "iter": 6,
+        "batch_idx": 0,
+        "best": {"acc": 0.75},
+        "best_now": ["acc"],
+        "best_kept": ["acc"],
+        "newest": False,
+        "abandoned": False,
+        "foreign": False,
         "missing": [],
-        "metrics": {"acc": 0.75}, "validated_at": 6,
-        "eventloop": __version__, "torch": str(torch.__version__), "whole": None,
-    }  # fmt: skip
+        "metrics": {"acc": 0.75},
+        "validated_at": 6,
+        "eventloop": __version__,
+        "torch": str(torch.__version__),
+        "whole": None,
+    }
 
 
 def test_scores_are_those_of_the_last_validation(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,9 +243,12 @@ def test_nothing_but_leftovers_is_no_checkpoint(tmp_path: Path, capsys: pytest.C
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    run: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch,
+    run: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """With what to do about it."""
     monkeypatch.chdir(run.parent)
     Path("file").touch()
@@ -244,8 +264,15 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(999, "999 B"), (999_949, "999.9 kB"), (999_960, "1.0 MB"), (2_500_000_000, "2.5 GB"), (3 * 10**12, "3.0 TB")]
-)  # fmt: skip
+    ("size", "text"),
+    [
+        (999, "999 B"),
+        (999_949, "999.9 kB"),
+        (999_960, "1.0 MB"),
+        (2_500_000_000, "2.5 GB"),
+        (3 * 10**12, "3.0 TB"),
+    ],
+)
 def test_sizes(size: int, text: str) -> None:
     """As a person reads them."""
     assert size_text(size) == text

@@ -171,9 +171,12 @@ def test_json_of_a_prune(
 
     said = capsys.readouterr()
     assert json.loads(said.out)["prune"] == {
-        "keep": ["best_acc_epoch_2", "epoch_4"], "remove": ["epoch_1", "epoch_2", "epoch_3"],
-        "leftovers": [dead], "removed": True, "failed": [],
-    }  # fmt: skip
+        "keep": ["best_acc_epoch_2", "epoch_4"],
+        "remove": ["epoch_1", "epoch_2", "epoch_3"],
+        "leftovers": [dead],
+        "removed": True,
+        "failed": [],
+    }
     assert ": epoch_1, epoch_2, epoch_3, " in said.err
     assert names(run) == {"best_acc_epoch_2", "epoch_4"}
 
@@ -202,16 +205,31 @@ def save_again(run: Path) -> None:
 @pytest.mark.parametrize(
     ("meanwhile", "code", "left", "message"),
     [
-        (save_again, 1, {"epoch_2", "best_acc_epoch_2", "epoch_4"}, "epoch_2 was not removed: it changed meanwhile"),
-        (lambda run: shutil.rmtree(run / "epoch_4"), 1, ALL - {"epoch_4"}, "nothing was removed: epoch_4 changed meanwhile; run the command again"),
+        (
+            save_again,
+            1,
+            {"epoch_2", "best_acc_epoch_2", "epoch_4"},
+            "epoch_2 was not removed: it changed meanwhile",
+        ),
+        (
+            lambda run: shutil.rmtree(run / "epoch_4"),
+            1,
+            ALL - {"epoch_4"},
+            "nothing was removed: epoch_4 changed meanwhile; run the command again",
+        ),
         (lambda run: shutil.rmtree(run / "epoch_1"), 0, {"best_acc_epoch_2", "epoch_4"}, ""),
     ],
     ids=["saved again", "what stays is gone", "gone already"],
-)  # fmt: skip
+)
 def test_a_run_goes_on_while_the_question_waits(
-    run: Path, meanwhile: Callable[[Path], object], code: int, left: set[str], message: str,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    run: Path,
+    meanwhile: Callable[[Path], object],
+    code: int,
+    left: set[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """What was saved meanwhile is not removed; nothing is where what would stay is gone; what is gone is no failure."""
     monkeypatch.setattr(sys, "stdin", Answer(lambda: meanwhile(run)))
 

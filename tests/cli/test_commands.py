@@ -29,9 +29,16 @@ CLOSED = "standard output is closed: there is nowhere to write to"
 DISK_FULL = "standard output cannot be written: [Errno 28] No space left on device"
 CONFIG = 'default_hooks = dict(logger=dict(interval=5))\nhooks = [dict(type="EMAHook")]\n'
 COMMANDS = [
-    "report run", "report run --json", "report run --html -", "checkpoints run", "checkpoints run --json",
-    "trace run", "trace run -o -", "plan config.py", "plan config.py --json",
-]  # fmt: skip
+    "report run",
+    "report run --json",
+    "report run --html -",
+    "checkpoints run",
+    "checkpoints run --json",
+    "trace run",
+    "trace run -o -",
+    "plan config.py",
+    "plan config.py --json",
+]
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +158,12 @@ def test_help_imports_no_torch(arguments: str) -> None:
     """Help is there at once: neither torch nor anything that imports it is loaded."""
     ran = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "eventloop", *arguments.split()],
-        capture_output=True, text=True, timeout=60, check=True, env=ENVIRONMENT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=ENVIRONMENT,
+    )
 
     packages = {line.split("|")[-1].strip().split(".")[0] for line in ran.stderr.splitlines()}
     assert ran.stdout

@@ -35,10 +35,13 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--work-dir", "/proc/run"], "work_dir '/proc/run' cannot be written"),
         (["--work-dir", "file"], "work_dir 'file' cannot be written: it is a file"),
         (["--work-dir", "/"], "--work-dir must be a directory for one run, got /"),
-        (["--seed", str(2**64)], f"--seed must be from -2**63 to 2**64 - 1, the range of torch's generators, got {2**64}"),
+        (
+            ["--seed", str(2**64)],
+            f"--seed must be from -2**63 to 2**64 - 1, the range of torch's generators, got {2**64}",
+        ),
         (["--seed", str(-(2**63) - 1)], "--seed must be from -2**63"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,8 +77,12 @@ def test_a_resume_of_nothing_leaves_nothing(arguments: list[str], left: list[str
 
 @pytest.mark.parametrize(
     ("epochs", "message"),
-    [("0", "must be at least 1, got 0"), ("-1", "must be at least 1, got -1"), ("ten", "must be a whole number, got 'ten'")],
-)  # fmt: skip
+    [
+        ("0", "must be at least 1, got 0"),
+        ("-1", "must be at least 1, got -1"),
+        ("ten", "must be a whole number, got 'ten'"),
+    ],
+)
 @pytest.mark.parametrize("option", ["demo --epochs", "checkpoints run --prune"])
 def test_a_number_below_one_is_refused(
     option: str, epochs: str, message: str, capsys: pytest.CaptureFixture[str]

@@ -24,8 +24,14 @@ def in_shell(redirection: str, cwd: Path, *arguments: str) -> subprocess.Complet
     """A command, with its output redirected as a shell does it."""
     return subprocess.run(
         ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "eventloop", *arguments],
-        cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT,
-    )  # fmt: skip
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=ENVIRONMENT,
+    )
 
 
 @pytest.mark.slow

@@ -92,7 +92,15 @@ def test_the_table_is_in_the_order_of_a_run(capfd: pytest.CaptureFixture[str]) -
     found: dict[str, Any] = json.loads(output)
     assert errors == "hello\n"
     handlers = {plan["event"]: plan["handlers"] for plan in found["buses"][0]}
-    order = ["before_run", "before_train", "after_train_iter", "after_val_epoch", "after_train", "after_run", "scalars_logged"]  # fmt: skip
+    order = [
+        "before_run",
+        "before_train",
+        "after_train_iter",
+        "after_val_epoch",
+        "after_train",
+        "after_run",
+        "scalars_logged",
+    ]
     assert [event for event in handlers if event in order] == order
     rows = [row for row in handlers["after_train_iter"] if row["order"]]
     assert [row["order"] for row in rows] == [*range(1, len(rows) + 1)]

@@ -113,31 +113,59 @@ def test_bases_are_read_by_mmengine(capsys: pytest.CaptureFixture[str]) -> None:
 
 BAD_PYTHON = [
     ("hooks = [dict(type='EMAHok')]", "unknown type 'EMAHok': did you mean 'EMAHook'?"),
-    ("custom_hook = []\nmax_iters = 3", "config.py has a 'custom_hook', which is ignored: did you mean 'custom_hooks'?"),
+    (
+        "custom_hook = []\nmax_iters = 3",
+        "config.py has a 'custom_hook', which is ignored: did you mean 'custom_hooks'?",
+    ),
     ("train_cfg = dict(max_epoch=3)", "train_cfg has no argument 'max_epoch': did you mean 'max_epochs'?"),
-    ("train_cfg = dict(by_epoch=True, max_iters=3)", "train_cfg has by_epoch=True and max_iters: leave by_epoch out"),
+    (
+        "train_cfg = dict(by_epoch=True, max_iters=3)",
+        "train_cfg has by_epoch=True and max_iters: leave by_epoch out",
+    ),
     ("train_cfg = dict(max_epochs=2, max_iters=3)", "give exactly one of max_epochs and max_iters"),
     ("train_cfg = 3", "config.py: train_cfg must be a mapping, got 3"),
-    ("hooks = dict(type='EMAHook')", "config.py: hooks must be a list of configs dict(type=...), got {'type': 'EMAHook'}"),
-    ("x = 3", "config.py is not a config: expected one of the names default_hooks, custom_hooks, hooks, writers, train_cfg"),
-    ("writers = [dict(type='EMAHook')]", "expected a writer, got EMAHook, which is a hook: it goes to hooks=[...]"),
+    (
+        "hooks = dict(type='EMAHook')",
+        "config.py: hooks must be a list of configs dict(type=...), got {'type': 'EMAHook'}",
+    ),
+    (
+        "x = 3",
+        "config.py is not a config: expected one of the names default_hooks, custom_hooks, hooks, writers, train_cfg",
+    ),
+    (
+        "writers = [dict(type='EMAHook')]",
+        "expected a writer, got EMAHook, which is a hook: it goes to hooks=[...]",
+    ),
     (HOOK.format("raise RuntimeError('no way')"), "config.py: RuntimeError: no way"),
     (HOOK.format("assert self is None"), "config.py: AssertionError"),
     (HOOK.format("raise ValueError('two\\nlines')"), "config.py: Mine: two lines"),
     (HOOK.format("raise SystemExit(3)"), "config.py ends the program or begins a run, so it is not a config"),
-]  # fmt: skip
+]
 YAML = pytest.mark.skipif(importlib.util.find_spec("yaml") is None, reason="needs PyYAML")
 BAD_DOCUMENTS = [
     ("c.json", "[1]", "c.json must be a mapping of names to values, got list"),
     ("c.json", "{", "c.json: Expecting property name enclosed in double quotes"),
     ("c.toml", "x = 1", "c.toml is not a config: expected one of the names default_hooks"),
-    ("c.json", '{"hooks": [], "_base_": "a.py"}', "c.json: expected no _base_ in a .json file, which is data and runs no code, got 'a.py'"),
-    ("c.toml", "hooks = []\ncustom_imports = ['os']", "c.toml: expected no custom_imports in a .toml file, which is data and runs no code, got ['os']"),
+    (
+        "c.json",
+        '{"hooks": [], "_base_": "a.py"}',
+        "c.json: expected no _base_ in a .json file, which is data and runs no code, got 'a.py'",
+    ),
+    (
+        "c.toml",
+        "hooks = []\ncustom_imports = ['os']",
+        "c.toml: expected no custom_imports in a .toml file, which is data and runs no code, got ['os']",
+    ),
     ("c.json", '{"hooks": [{"type": "os.system"}]}', "unknown type 'os.system'"),
     ("c.json", r'{"hooks": [{"type": "\u001b[2J"}]}', r"unknown type '\x1b[2J'"),
-    pytest.param("c.yaml", "hooks: !!python/object/apply:os.getcwd []", "c.yaml: ConstructorError: could not determine a constructor", marks=YAML),
+    pytest.param(
+        "c.yaml",
+        "hooks: !!python/object/apply:os.getcwd []",
+        "c.yaml: ConstructorError: could not determine a constructor",
+        marks=YAML,
+    ),
     ("c.sh", "python", "c.sh is neither a Python file nor a config (.json, .toml, .yaml, .yml)"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.representative(4)

@@ -25,10 +25,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("run")
     model = tiny_model()
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=batches(12), val_loader=batches(2), max_epochs=2, work_dir=directory,
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        train_loader=batches(12),
+        val_loader=batches(2),
+        max_epochs=2,
+        work_dir=directory,
         writers=[EventLogWriter(), JSONLWriter(), CSVWriter(), TensorBoardWriter()],
-    )  # fmt: skip
+    )
     trainer.train()
     trainer.close()
     return directory
@@ -134,21 +139,37 @@ def test_another_writer_is_found_by_its_class(
     ("arguments", "message"),
     [
         (["nowhere", "--to", "csv"], "no run at nowhere: give the run's directory or its events.evl"),
-        (["empty", "--to", "csv"], "empty holds no event log (events.evl): a run writes one with writers=[EventLog"),
+        (
+            ["empty", "--to", "csv"],
+            "empty holds no event log (events.evl): a run writes one with writers=[EventLog",
+        ),
         (["text", "--to", "csv"], "text is not an event log: expected it to begin with"),
         (["log", "--to", "tensorbord"], "unknown target 'tensorbord': did you mean 'tensorboard'?"),
         (["log", "--to", "paper"], "unknown target 'paper': known are CSVWriter, "),
         (["log", "--to", "Writer"], "unknown target 'Writer'"),
-        (["log", "--to", "csv", "--only", "scalar_logged"], "unknown event 'scalar_logged': did you mean 'scalars_l"),
-        (["log", "--to", "csv", "--only", "after_run"], "CSVWriter takes none of after_run: it takes before_train, s"),
+        (
+            ["log", "--to", "csv", "--only", "scalar_logged"],
+            "unknown event 'scalar_logged': did you mean 'scalars_l",
+        ),
+        (
+            ["log", "--to", "csv", "--only", "after_run"],
+            "CSVWriter takes none of after_run: it takes before_train, s",
+        ),
         (["log", "--to", "console", "--out", "x"], "--out is for targets that write files"),
-        (["log", "--to", "csv", "--out", "full"], "full/metrics.csv exists already: choose another --out, or remove"),
+        (
+            ["log", "--to", "csv", "--out", "full"],
+            "full/metrics.csv exists already: choose another --out, or remove",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_line_and_exit_code_2(
-    arguments: list[str], message: str, run: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    arguments: list[str],
+    message: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """What cannot be done is said before anything is written."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -168,10 +189,14 @@ def test_bad_input_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("target", "made"),
     [
-        ("TensorBoardWriter", "tensorboard"), ("jsonl", "metrics.jsonl"), ("CSVWriter", "metrics.csv"),
-        ("EventLogWriter", "events.evl"), ("ImageFileWriter", "images"), ("my.Lines", "mine.jsonl"),
+        ("TensorBoardWriter", "tensorboard"),
+        ("jsonl", "metrics.jsonl"),
+        ("CSVWriter", "metrics.csv"),
+        ("EventLogWriter", "events.evl"),
+        ("ImageFileWriter", "images"),
+        ("my.Lines", "mine.jsonl"),
     ],
-)  # fmt: skip
+)
 def test_what_exists_is_not_written_into(
     target: str, made: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

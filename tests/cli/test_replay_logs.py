@@ -170,11 +170,28 @@ def test_imported_modules_declare_events_and_register_writers(odd: Path) -> None
         Path(name).write_text(source)
 
     ran = subprocess.run(
-        [sys.executable, "-P", "-m", "eventloop", "replay", odd, "--to", "Shows", "--only", "quaint",
-         "--import", "own_events", "--import", "own_writers"],
-        capture_output=True, text=True, timeout=60, check=False,
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "eventloop",
+            "replay",
+            odd,
+            "--to",
+            "Shows",
+            "--only",
+            "quaint",
+            "--import",
+            "own_events",
+            "--import",
+            "own_writers",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    )
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "Quaint(t=7)\n" * 2

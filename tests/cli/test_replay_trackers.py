@@ -102,9 +102,16 @@ def test_a_run_is_written_to_mlflow(run: Path, tmp_path: Path, capsys: pytest.Ca
 
     for _ in range(2):  # the second time adds no step
         replay(
-            run, "--to", "mlflow", "--set", f"tracking_uri={uri}", "--set", "experiment=digits",
-            "--set", 'params={"lr": 0.1}',
-        )  # fmt: skip
+            run,
+            "--to",
+            "mlflow",
+            "--set",
+            f"tracking_uri={uri}",
+            "--set",
+            "experiment=digits",
+            "--set",
+            'params={"lr": 0.1}',
+        )
 
     first, second = capsys.readouterr().err.splitlines()[-2:]
     assert first.endswith("; 6 new values for MLflow")

@@ -61,9 +61,15 @@ def rows_of(text: str, begin: str) -> list[list[str]]:
 def trainer_of(run: Path, epochs: int) -> Trainer:
     model = tiny_model()
     return Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=batches(12), val_loader=batches(2), max_epochs=epochs, work_dir=run, writers=[JSONLWriter()],
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        train_loader=batches(12),
+        val_loader=batches(2),
+        max_epochs=epochs,
+        work_dir=run,
+        writers=[JSONLWriter()],
+    )
 
 
 @pytest.mark.slow
@@ -236,18 +242,35 @@ NO_COSTS = (
 )
 STATES: dict[str, tuple[dict[str, Any] | None, list[dict[str, Any]] | None, list[str]]] = {
     "costs alone": ({}, None, ["There are no curves: no metrics.jsonl here. JSONLWriter writes it.\n"]),
-    "killed early": (None, TRAINED[:-1], ["under way or killed\n", "1 line is cut short or damaged in metrics.jsonl, and left out.\n"]),
+    "killed early": (
+        None,
+        TRAINED[:-1],
+        ["under way or killed\n", "1 line is cut short or damaged in metrics.jsonl, and left out.\n"],
+    ),
     "just begun": (
-        {"phases": phases(0), "trend": [], "handlers": [], "subscribers": [], "complete": False}, [begins(0)],
-        ["The run is under way, or was killed: costs.json is as it was written last.\n", "There are no curves: metrics.jsonl has no scalars.\n", " under way or killed\n"],
+        {"phases": phases(0), "trend": [], "handlers": [], "subscribers": [], "complete": False},
+        [begins(0)],
+        [
+            "The run is under way, or was killed: costs.json is as it was written last.\n",
+            "There are no curves: metrics.jsonl has no scalars.\n",
+            " under way or killed\n",
+        ],
     ),
     "begun again": (
-        {"outcome": "enough"}, [*TRAINED[:-1], ends(100, "enough"), begins(100)],
-        ["under way or killed\n", "The run was begun again, and is under way or was killed: costs.json is that of the call before.\n"],
+        {"outcome": "enough"},
+        [*TRAINED[:-1], ends(100, "enough"), begins(100)],
+        [
+            "under way or killed\n",
+            "The run was begun again, and is under way or was killed: costs.json is that of the call before.\n",
+        ],
     ),
-    "a log that lost its end": ({"outcome": "enough", "subscribers": [subscriber(dropped=1)]}, [*TRAINED, begins(100)], [" enough\n"]),
+    "a log that lost its end": (
+        {"outcome": "enough", "subscribers": [subscriber(dropped=1)]},
+        [*TRAINED, begins(100)],
+        [" enough\n"],
+    ),
     "an error": (None, [*TRAINED[:-1], ends(3, "error", "ValueError: a\nb")], ["error: ValueError: a b\n"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("state", STATES)

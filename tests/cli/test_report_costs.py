@@ -182,8 +182,15 @@ def test_handlers_outside_of_the_iterations() -> None:
     (row,) = handlers_table(record, inside=False).rows
     assert [row[0] for row in handlers_table(record).rows[1:]] == ["EMAHook.after_train_iter"]
     assert handlers_table(record, inside=False).header == [
-        "handler", "event", "filter", "priority", "calls", "in all", "a call", "max",
-    ]  # fmt: skip
+        "handler",
+        "event",
+        "filter",
+        "priority",
+        "calls",
+        "in all",
+        "a call",
+        "max",
+    ]
     assert row == [
         "CheckpointHook.after_val_epoch",
         "after_val_epoch",

@@ -81,31 +81,73 @@ def logged(mode: str, *steps: int, value: float) -> list[dict[str, Any]]:
     ("rows", "curves", "resumed_at", "superseded"),
     [
         (
-            [begins(0), *logged("train", 10, 20, 30, value=1.0), *logged("val", 20, value=0.1), begins(20),
-             *logged("val", 20, value=0.2), *logged("train", 30, 40, value=2.0), begins(30), *logged("train", 40, value=3.0), ends(40)],
-            {"train": [(10, 1.0), (20, 1.0), (30, 2.0), (40, 3.0)], "val": [(20, 0.2)]}, [20, 30], 3,
+            [
+                begins(0),
+                *logged("train", 10, 20, 30, value=1.0),
+                *logged("val", 20, value=0.1),
+                begins(20),
+                *logged("val", 20, value=0.2),
+                *logged("train", 30, 40, value=2.0),
+                begins(30),
+                *logged("train", 40, value=3.0),
+                ends(40),
+            ],
+            {"train": [(10, 1.0), (20, 1.0), (30, 2.0), (40, 3.0)], "val": [(20, 0.2)]},
+            [20, 30],
+            3,
         ),
         (
-            [begins(0), *logged("train", 10, value=1.0), *logged("val", 10, value=1.0), begins(0), *logged("train", 5, value=2.0)],
-            {"train": [(5, 2.0)]}, [0], 2,
+            [
+                begins(0),
+                *logged("train", 10, value=1.0),
+                *logged("val", 10, value=1.0),
+                begins(0),
+                *logged("train", 5, value=2.0),
+            ],
+            {"train": [(5, 2.0)]},
+            [0],
+            2,
         ),
         (
-            [begins(0), *logged("train", 10, value=1.0), ends(10), begins(10), *logged("test", 10, value=1.0), ends(10)],
-            {"train": [(10, 1.0)], "test": [(10, 1.0)]}, [], 0,
+            [
+                begins(0),
+                *logged("train", 10, value=1.0),
+                ends(10),
+                begins(10),
+                *logged("test", 10, value=1.0),
+                ends(10),
+            ],
+            {"train": [(10, 1.0)], "test": [(10, 1.0)]},
+            [],
+            0,
         ),
         (
-            [*logged("train", 10, 20, 30, value=1.0), *logged("val", 30, value=1.0), *logged("train", 20, 30, value=2.0)],
-            {"train": [(10, 1.0), (20, 2.0), (30, 2.0)]}, [19], 3,
+            [
+                *logged("train", 10, 20, 30, value=1.0),
+                *logged("val", 30, value=1.0),
+                *logged("train", 20, 30, value=2.0),
+            ],
+            {"train": [(10, 1.0), (20, 2.0), (30, 2.0)]},
+            [19],
+            3,
         ),
-        ([begins(0), scalars(1, loss=1.0, lr=1.0), scalars(1, loss=2.0)], {"train": [(1, 1.0), (1, 2.0)]}, [], 0),
+        (
+            [begins(0), scalars(1, loss=1.0, lr=1.0), scalars(1, loss=2.0)],
+            {"train": [(1, 1.0), (1, 2.0)]},
+            [],
+            0,
+        ),
         ([], {}, [], 0),
     ],
     ids=["resumed twice", "begun anew", "a test after it", "only scalars", "put twice", "just begun"],
-)  # fmt: skip
+)
 def test_iterations_that_were_run_again(
-    rows: list[dict[str, Any]], curves: dict[str, list[tuple[int, float]]], resumed_at: list[int],
-    superseded: int, tmp_path: Path,
-) -> None:  # fmt: skip
+    rows: list[dict[str, Any]],
+    curves: dict[str, list[tuple[int, float]]],
+    resumed_at: list[int],
+    superseded: int,
+    tmp_path: Path,
+) -> None:
     """The later records stay, of steps after the one where it went on, and of a validation at that very step. Where only
     scalars were written, a step of training that goes back says that they were run again."""
     log = read_curves(write_lines(tmp_path, *rows))

@@ -186,9 +186,14 @@ def test_real_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         model = tiny_model()
         trainer = Trainer(
-            model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-            train_loader=batches(12), max_epochs=5, work_dir=tmp_path / name, writers=[],
-        )  # fmt: skip
+            model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            loss_fn=F.cross_entropy,
+            train_loader=batches(12),
+            max_epochs=5,
+            work_dir=tmp_path / name,
+            writers=[],
+        )
         if name == "b":
             trainer.bus.subscribe(lambda event: None, "after_train_iter", name="new")
         trainer.train()
@@ -208,13 +213,17 @@ def test_real_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("limit", "code", "line"),
     [
-        ("5%", 3, "slower by more than 5 % of an iteration: an iteration by +9.8 % (+9.8 to +9.8); hooks by +9.8 % (+9.8 to +9.8)"),
+        (
+            "5%",
+            3,
+            "slower by more than 5 % of an iteration: an iteration by +9.8 % (+9.8 to +9.8); hooks by +9.8 % (+9.8 to +9.8)",
+        ),
         ("5", 3, "slower by more than 5 % of an iteration: an iteration by"),
         (" 9.7 % ", 3, "slower by more than 9.7 % of an iteration: an iteration by"),
         ("0.5%", 3, "slower by more than 0.5 % of an iteration: an iteration by"),
         ("10%", 0, "no row is slower by more than 10 % of an iteration\n"),
     ],
-)  # fmt: skip
+)
 def test_the_gate_says_in_one_line_which_row_failed(
     limit: str, code: int, line: str, a: Path, b: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,15 +269,21 @@ HERE = "{run}"
     [
         ([], "--diff compares two runs: expected two directories, got 1"),
         ([HERE, HERE], "--diff compares two runs: expected two directories, got 3"),
-        ([HERE, "--html", "page.html"], "--diff prints text or --json, and --html is a page without it: give one of the two"),
+        (
+            [HERE, "--html", "page.html"],
+            "--diff prints text or --json, and --html is a page without it: give one of the two",
+        ),
         ([HERE, "--fail-above", "fast"], "--fail-above must be a percentage such as 5%, got 'fast'"),
         ([HERE, "--fail-above", "nan"], "--fail-above must be a percentage such as 5%, got 'nan'"),
         ([HERE, "--fail-above=-5%"], "--fail-above must be a percentage such as 5%, got '-5%'"),
         ([HERE, "--fail-above", "5%%"], "--fail-above must be a percentage such as 5%, got '5%%'"),
         ([HERE, "--fail-above", ""], "--fail-above must be a percentage such as 5%, got ''"),
-        ([HERE, "--fail-above", "0.05"], "--fail-above 0.05 may mean 5% or 0.05%: expected a percentage, write it with %"),
+        (
+            [HERE, "--fail-above", "0.05"],
+            "--fail-above 0.05 may mean 5% or 0.05%: expected a percentage, write it with %",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_options_are_one_line_and_exit_code_2(
     options: list[str], message: str, a: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -314,10 +329,22 @@ def test_runs_of_different_units_are_refused(a: Path, b: Path, capsys: pytest.Ca
     """An iteration is a batch in one of them, and several in the other."""
     for run, unit in ((a, "batch"), (b, "update")):
         begin = Begin(time=1e9, iter=0, host="node1")
-        write_record(run, RunRecord(
-            begins=[begin], model="Net", parameters=1, trainable=1, device="cpu", ranks=1, python="3.11",
-            torch="2.13", eventloop="0.1.0", config={}, options={"trainer": {"unit": unit}},
-        ))  # fmt: skip
+        write_record(
+            run,
+            RunRecord(
+                begins=[begin],
+                model="Net",
+                parameters=1,
+                trainable=1,
+                device="cpu",
+                ranks=1,
+                python="3.11",
+                torch="2.13",
+                eventloop="0.1.0",
+                config={},
+                options={"trainer": {"unit": unit}},
+            ),
+        )
 
     assert report(a, b, "--diff") == 2
 
@@ -327,16 +354,31 @@ def test_runs_of_different_units_are_refused(a: Path, b: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (without_costs, "{run} has no costs to compare: expected costs.json, which a run writes after some seconds, got a run without it"),
+        (
+            without_costs,
+            "{run} has no costs to compare: expected costs.json, which a run writes after some seconds, got a run without it",
+        ),
         (of_another_schema, "{run}/costs.json has version 7, newer than this eventloop reads (1)"),
         (torn, "{run}/costs.json is truncated or not a cost record: "),
         (Path.mkdir, "{run} has nothing to report: expected a run's directory with costs.json"),
-        (record(phases=phases(0), trend=[]), "{run} has no iterations to compare: expected a training, got a run without one"),
-        (record(phases=phases(9), trend=[]), "{run} is too short to compare: expected at least 12 iterations, got 9, with 0 points in the trend"),
-        (record(), "{run} is too short to compare: expected at least 12 iterations, got 100, with 10 points in the trend"),
-        (lambda run: compared(run, hooks=-1.0), "{run} has no times to compare: expected iterations of more than 0 s, got -0.996 s"),
+        (
+            record(phases=phases(0), trend=[]),
+            "{run} has no iterations to compare: expected a training, got a run without one",
+        ),
+        (
+            record(phases=phases(9), trend=[]),
+            "{run} is too short to compare: expected at least 12 iterations, got 9, with 0 points in the trend",
+        ),
+        (
+            record(),
+            "{run} is too short to compare: expected at least 12 iterations, got 100, with 10 points in the trend",
+        ),
+        (
+            lambda run: compared(run, hooks=-1.0),
+            "{run} has no times to compare: expected iterations of more than 0 s, got -0.996 s",
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_run_that_cannot_be_compared_is_one_line_and_exit_code_2(
     make: Callable[[Path], object],

@@ -55,23 +55,44 @@ NO_RECORD = "{run}/costs.json is truncated or not a cost record: "
         (files(), f"{NOTHING.format('nothing')} (--tr"),
         (files("notes.txt"), f"{NOTHING.format('notes.txt')} (--tr"),
         (lambda run: make_run(run / "digits"), f"{NOTHING.format('digits')}; there are runs in digits (--tr"),
-        (files("events.evl"), f"{NOTHING.format('events.evl')}; `eventloop replay {{run}} --to jsonl --out {{run}}` makes metrics.jsonl"),
-        (files("traces/"), f"{NOTHING.format('traces')}; `eventloop trace {{run}}` lists its traces (--traceback"),
-        (files("epoch_1/manifest.json"), f"{NOTHING.format('epoch_1')}; `eventloop checkpoints {{run}}` lists its checkpoints (--traceback"),
+        (
+            files("events.evl"),
+            f"{NOTHING.format('events.evl')}; `eventloop replay {{run}} --to jsonl --out {{run}}` makes metrics.jsonl",
+        ),
+        (
+            files("traces/"),
+            f"{NOTHING.format('traces')}; `eventloop trace {{run}}` lists its traces (--traceback",
+        ),
+        (
+            files("epoch_1/manifest.json"),
+            f"{NOTHING.format('epoch_1')}; `eventloop checkpoints {{run}}` lists its checkpoints (--traceback",
+        ),
         (files("manifest.json"), f"{NOTHING.format('manifest.json')}; is it {{up}}? (--tr"),
         (files("metrics.jsonl"), f"{NOTHING.format('metrics.jsonl')} (--tr"),
-        (lines(b'{"mode":"tra'), NO_LINE + "b'{{\"mode\":\"tra'"),
-        (lines(b'{"time":1.0}\n{"time":2.0}\n'), NO_LINE + "b'{{\"time\":1.0}}"),
+        (lines(b'{"mode":"tra'), NO_LINE + 'b\'{{"mode":"tra\''),
+        (lines(b'{"time":1.0}\n{"time":2.0}\n'), NO_LINE + 'b\'{{"time":1.0}}'),
         (lines(b"[1, 2]\n[3, 4]\n"), NO_LINE + "b'[1, 2]"),
         (costs(b"true\n}", b""), NO_RECORD),
-        (costs(b'"version": 1', b'"version": 7'), "{run}/costs.json has version 7, newer than this eventloop reads (1): update torch-eventloop"),
+        (
+            costs(b'"version": 1', b'"version": 7'),
+            "{run}/costs.json has version 7, newer than this eventloop reads (1): update torch-eventloop",
+        ),
         (costs(b"JSONL", b"\xff"), NO_RECORD + "'utf-8' codec can't decode byte 0xff"),
-        (costs(b"{", b'{"more": ' + b"[" * 9999 + b"]" * 9999 + b","), NO_RECORD + "maximum recursion depth exceeded"),
-        (costs(b'"dropped": 0', b'"dropped": -3'), "{run}/costs.json is not a cost record: dropped -3 cannot be a count (--traceback"),
-        (costs(b'"calls": 100', b'"calls": 18446744073709551616'), "{run}/costs.json is not a cost record: calls 18446744073709551616 cannot be a count"),
+        (
+            costs(b"{", b'{"more": ' + b"[" * 9999 + b"]" * 9999 + b","),
+            NO_RECORD + "maximum recursion depth exceeded",
+        ),
+        (
+            costs(b'"dropped": 0', b'"dropped": -3'),
+            "{run}/costs.json is not a cost record: dropped -3 cannot be a count (--traceback",
+        ),
+        (
+            costs(b'"calls": 100', b'"calls": 18446744073709551616'),
+            "{run}/costs.json is not a cost record: calls 18446744073709551616 cannot be a count",
+        ),
         (costs(b'"calls": 100', b'"calls": ' + b"9" * 9999), NO_RECORD),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_line_and_exit_code_2(
     make: Callable[[Path], object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

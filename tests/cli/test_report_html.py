@@ -260,9 +260,21 @@ def test_subscribers_have_bars(tmp_path: Path) -> None:
         page.text.partition("Busy, backlog and drops\n")[2].split("Busy: the part of the run")[0].split("\n")
     )
     assert [line.strip() for line in said if line.strip()] == [
-        "calm", "busy", "2.5 %", "backlog", "7", "not delivered", "0",
-        "lossy", "busy", "50.0 %", "backlog", "7", "not delivered", "6",
-    ]  # fmt: skip
+        "calm",
+        "busy",
+        "2.5 %",
+        "backlog",
+        "7",
+        "not delivered",
+        "0",
+        "lossy",
+        "busy",
+        "50.0 %",
+        "backlog",
+        "7",
+        "not delivered",
+        "6",
+    ]
 
 
 def test_a_chart_for_each_scalar(run: Path, other: Path) -> None:
@@ -352,12 +364,16 @@ def test_a_page_without_a_name(run: Path, other: Path, capsys: pytest.CaptureFix
     ("name", "code", "message"),
     [
         ("first", 2, "{path} is a directory, and is not replaced: give the name of a new file"),
-        ("first/metrics.jsonl", 2, "{path} is not a page of HTML, and is not replaced: give the name of a new file"),
+        (
+            "first/metrics.jsonl",
+            2,
+            "{path} is not a page of HTML, and is not replaced: give the name of a new file",
+        ),
         ("nowhere/page.html", 2, "{path} cannot be written: the folder {path.parent} does not exist"),
         (f"{'x' * 250}.html", 1, "{path} cannot be written: File name too long"),
         ("-", 2, "- and --json would both go to standard output: give --html the name of a file"),
     ],
-)  # fmt: skip
+)
 def test_a_page_that_cannot_be_written(
     name: str, code: int, message: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

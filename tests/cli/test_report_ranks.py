@@ -53,8 +53,16 @@ def test_a_table_has_min_median_and_max_of_each_phase(
 
     rows = {row[0]: row[1:] for row in table.rows}
     assert table.header == [
-        "phase, ms/iteration", "min", "median", "max", "min on", "max on", "rank 0", "rank 1", "rank 2"
-    ]  # fmt: skip
+        "phase, ms/iteration",
+        "min",
+        "median",
+        "max",
+        "min on",
+        "max on",
+        "rank 0",
+        "rank 1",
+        "rank 2",
+    ]
     assert rows["hooks"] == ["0.100", "0.100", "20.1", "rank 0", "rank 1", "0.100", "20.1", "0.100"]
     assert rows["backward"][:3] == rows["backward"][5:] == ["2.00", "2.00", "2.00"]
     assert rows["waiting for other ranks"][:5] == ["0.000", "20.0", "20.0", "rank 1", "rank 0"]
@@ -112,11 +120,17 @@ def test_even_ranks_have_a_table_and_no_advice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "note"),
     [
-        (({"backward": 0.02}, None), "The record of rank 1 of 2 is missing, such as costs.rank1.json: the rank"),
-        (({"backward": 0.02}, None, {"hooks": 0.02}, None), "The records of ranks 1, 3 of 4 are missing, such as costs.rank1"),
+        (
+            ({"backward": 0.02}, None),
+            "The record of rank 1 of 2 is missing, such as costs.rank1.json: the rank",
+        ),
+        (
+            ({"backward": 0.02}, None, {"hooks": 0.02}, None),
+            "The records of ranks 1, 3 of 4 are missing, such as costs.rank1",
+        ),
         (({}, *[None] * 8), "ranks 1, 2, 3, 4, 5 and 3 more of 9 are missing"),
     ],
-)  # fmt: skip
+)
 def test_a_missing_rank_is_one_line_and_exit_code_2(
     tmp_path: Path, ranks: tuple[Any, ...], note: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

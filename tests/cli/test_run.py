@@ -127,10 +127,24 @@ def test_a_script_runs_as_by_python() -> None:
 
     for arguments in ([script], ["-m", "folder.train"]):
         ran = subprocess.run(
-            [sys.executable, "-m", "eventloop", "run", "--work-dir", "x", *arguments, "--writers", "--", "-h"],
-            env=ENVIRONMENT | ({"PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}:folder"} if "-m" in arguments else {}),
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "eventloop",
+                "run",
+                "--work-dir",
+                "x",
+                *arguments,
+                "--writers",
+                "--",
+                "-h",
+            ],
+            env=ENVIRONMENT
+            | ({"PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}:folder"} if "-m" in arguments else {}),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         given = os.path.abspath(script) if "-m" in arguments else script
         assert ran.stdout == f"__main__ False {[given, '--writers', '--', '-h']} True\n", ran.stderr
 
@@ -349,11 +363,25 @@ def test_ranks_that_lightning_starts_have_a_bridge_or_none_has(tmp_path: Path, i
     )
 
     ran = subprocess.run(
-        [sys.executable, "-m", "eventloop", "run", "--work-dir", "out", SCRIPTS / "lightning_script.py",
-         "--strategy", "ddp", "--devices", "2"],
+        [
+            sys.executable,
+            "-m",
+            "eventloop",
+            "run",
+            "--work-dir",
+            "out",
+            SCRIPTS / "lightning_script.py",
+            "--strategy",
+            "ddp",
+            "--devices",
+            "2",
+        ],
         env=ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([ENVIRONMENT["PYTHONPATH"], str(tmp_path)])},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
 
     assert ran.returncode == 0, ran.stderr
     assert ("2 iterations of " in ran.stderr) == installed
@@ -366,10 +394,23 @@ def test_ranks_that_lightning_starts_have_a_bridge_or_none_has(tmp_path: Path, i
 def test_the_summary_of_ranks_that_the_script_makes(strategy: str) -> None:
     """The run of rank 0 ends in another process, and the command prints its summary and its directory."""
     ran = subprocess.run(
-        [sys.executable, "-m", "eventloop", "run", SCRIPTS / "lightning_script.py",
-         "--strategy", strategy, "--devices", "2"],
-        env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "eventloop",
+            "run",
+            SCRIPTS / "lightning_script.py",
+            "--strategy",
+            strategy,
+            "--devices",
+            "2",
+        ],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.count("2 iterations of ") == 1

@@ -54,8 +54,14 @@ def test_the_path_of_a_checkpoint(training: Steered, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("0.5", "times=3"), ("times=3", "amount=0.5"), ("--timeout", "60", "0.5", "3"), ("0.5", "3", "--timeout=60")]
-)  # fmt: skip
+    "words",
+    [
+        ("0.5", "times=3"),
+        ("times=3", "amount=0.5"),
+        ("--timeout", "60", "0.5", "3"),
+        ("0.5", "3", "--timeout=60"),
+    ],
+)
 def test_words_and_named_arguments(training: Steered, capsys: Capture, words: tuple[str, ...]) -> None:
     """Arguments are given by their place or by their name, and options stand anywhere."""
     assert run_tell(training.run, "scale", *words) == 0
@@ -132,12 +138,15 @@ def test_stacks(training: Steered, capsys: Capture) -> None:
     assert "training/trainer.py" in out
 
 
-@pytest.mark.parametrize(("words", "error"), [
-    (("set", "lr"), "set expects NAME=VALUE, such as lr=1e-4, got 'lr'"),
-    (("set",), "set expects NAME=VALUE, such as lr=1e-4, got nothing"),
-    (("set", "lr=1", "lr=2"), "expected each name once, got 'lr' twice"),
-    (("note", "x" * 70_000), "expected a command of at most 65,536 bytes, got 'note' of "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("set", "lr"), "set expects NAME=VALUE, such as lr=1e-4, got 'lr'"),
+        (("set",), "set expects NAME=VALUE, such as lr=1e-4, got nothing"),
+        (("set", "lr=1", "lr=2"), "expected each name once, got 'lr' twice"),
+        (("note", "x" * 70_000), "expected a command of at most 65,536 bytes, got 'note' of "),
+    ],
+)
 def test_wrong_arguments(training: Steered, capsys: Capture, words: tuple[str, ...], error: str) -> None:
     """The exit code is 2, and one line says what was expected."""
     assert run_tell(training.run, *words) == 2
@@ -147,12 +156,18 @@ def test_wrong_arguments(training: Steered, capsys: Capture, words: tuple[str, .
     assert err.startswith(f"eventloop: {error}")
 
 
-@pytest.mark.parametrize(("words", "error"), [
-    ([], "expected RUN, the run's directory; eventloop tell --help lists the commands"),
-    (["run"], "expected COMMAND, such as stop; eventloop tell --help lists the commands"),
-    (["run", "stop", "--timeout", "0"], "argument --timeout: must be a number of seconds above 0, got '0'"),
-    (["run", "stop", "--timeot=3"], "unrecognized arguments: --timeot=3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ([], "expected RUN, the run's directory; eventloop tell --help lists the commands"),
+        (["run"], "expected COMMAND, such as stop; eventloop tell --help lists the commands"),
+        (
+            ["run", "stop", "--timeout", "0"],
+            "argument --timeout: must be a number of seconds above 0, got '0'",
+        ),
+        (["run", "stop", "--timeot=3"], "unrecognized arguments: --timeot=3"),
+    ],
+)
 def test_a_command_line_that_is_wrong(capsys: Capture, words: list[str], error: str) -> None:
     """The usage is printed, and what was expected."""
     with pytest.raises(SystemExit) as end:
@@ -222,8 +237,11 @@ def test_tell_needs_no_torch(training: Steered) -> None:
     program = "import sys; from eventloop.cli import main; main(sys.argv[1:]); print({'torch', 'numpy'} & {*sys.modules})"
     ran = subprocess.run(
         [sys.executable, "-c", program, "tell", str(training.run), "push", "1"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
     assert ran.stdout.splitlines()[1] == "set()"
 

@@ -37,8 +37,12 @@ class Terminal:
         environment["TERM"] = "xterm-256color"
         self.process = subprocess.Popen(
             [sys.executable, "-c", ON_A_TERMINAL, "--work-dir", "run", *arguments],
-            cwd=cwd, env=environment, stdin=screen, stdout=screen, stderr=screen,
-        )  # fmt: skip
+            cwd=cwd,
+            env=environment,
+            stdin=screen,
+            stdout=screen,
+            stderr=screen,
+        )
         os.close(screen)
         self.seen = ""
 

@@ -110,8 +110,12 @@ def test_tracks_have_names_and_an_order(made: Json, run: Path) -> None:
     (process,) = of(made, "M", name="process_name")
     assert process["args"] == {"name": f"eventloop {run.name}, rank 0 of 1"}
     assert list(tracks(made)) == [
-        "training thread", "checkpoint saver", "CSVWriter (thread)", "JSONLWriter (thread)", "observe (loop)",
-    ]  # fmt: skip
+        "training thread",
+        "checkpoint saver",
+        "CSVWriter (thread)",
+        "JSONLWriter (thread)",
+        "observe (loop)",
+    ]
     order = {e["tid"]: e["args"]["sort_index"] for e in of(made, "M", name="thread_sort_index")}
     assert [order[tid] for tid in tracks(made).values()] == sorted(order.values())
     assert {e["tid"] for e in of(made, "X")} == set(tracks(made).values())
@@ -194,9 +198,13 @@ def test_windows_are_listed(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     [([], "10..19", "iterations_10-19"), (["--window", 1], "2..3", "iterations_2-3")],
 )
 def test_a_window_is_copied(
-    options: list[object], number: str, name: str, run: Path, tmp_path: Path,
+    options: list[object],
+    number: str,
+    name: str,
+    run: Path,
+    tmp_path: Path,
     capfdbinary: pytest.CaptureFixture[bytes],
-) -> None:  # fmt: skip
+) -> None:
     """The last one, or that of a number, also over an earlier copy; a device is written to, and `-` is standard output."""
     out, null = tmp_path / "copy.json", tmp_path / "null"
     out.write_bytes((run / "traces" / "iterations_2-3.json").read_bytes())
@@ -251,21 +259,40 @@ def test_what_was_beyond_the_limit_is_said() -> None:
     [
         (["nowhere"], "no run at nowhere: expected the directory of a run"),
         (["no\nrun"], "no run at no run: expected the directory of a run"),
-        (["empty"], "empty has no trace: expected files in empty/traces, got none; the run had no TraceHook, or"),
+        (
+            ["empty"],
+            "empty has no trace: expected files in empty/traces, got none; the run had no TraceHook, or",
+        ),
         (["."], ". has no trace: expected files in traces, got none; there are runs in foreign, run, torn"),
         (["run", "--window", "1"], "--merge and --window are for writing a file: expected -o FILE, got none"),
         (["run", "--merge", "--window", "1"], "--merge takes all windows: leave out --merge or --window"),
-        (["run", "--window", "3", "-o", "x"], "run/traces has no window 3: it has 1: iterations 2..3; 2: iterations 10..1"),
-        (["run", "-o", "run/metrics.jsonl"], "-o run/metrics.jsonl is not a trace, and is not replaced: give the name"),
+        (
+            ["run", "--window", "3", "-o", "x"],
+            "run/traces has no window 3: it has 1: iterations 2..3; 2: iterations 10..1",
+        ),
+        (
+            ["run", "-o", "run/metrics.jsonl"],
+            "-o run/metrics.jsonl is not a trace, and is not replaced: give the name",
+        ),
         (["run", "-o", "x" * 255], f"-o {'x' * 255} cannot be written: File name too long (--traceback"),
-        (["torn", "--merge", "-o", "x"], "torn/traces/iterations_1-2.json is damaged, or not a trace of eventloop: "),
-        (["foreign", "--merge", "-o", "x"], "foreign/traces/iterations_1-2.json is damaged, or not a trace of eventloop: it"),
+        (
+            ["torn", "--merge", "-o", "x"],
+            "torn/traces/iterations_1-2.json is damaged, or not a trace of eventloop: ",
+        ),
+        (
+            ["foreign", "--merge", "-o", "x"],
+            "foreign/traces/iterations_1-2.json is damaged, or not a trace of eventloop: it",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_line_and_exit_code_2_or_1(
-    arguments: list[str], message: str, run: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    arguments: list[str],
+    message: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """What cannot be done is said before anything is written; 1 where the file could not be."""
     whole = (run / "traces" / "iterations_2-3.json").read_bytes()
     for name, content in {"torn": whole[:900], "foreign": b"{}"}.items():

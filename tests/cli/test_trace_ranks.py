@@ -21,9 +21,16 @@ STEP = 0.05
 
 
 def write_window(
-    run: Path, rank: int, *, world_size: int = 2, clock: float = 0.0, longer: float = 0.0, phase: str = "data",
-    iterations: range = range(20, 40), backward: bool = True,
-) -> None:  # fmt: skip
+    run: Path,
+    rank: int,
+    *,
+    world_size: int = 2,
+    clock: float = 0.0,
+    longer: float = 0.0,
+    phase: str = "data",
+    iterations: range = range(20, 40),
+    backward: bool = True,
+) -> None:
     """Write the window of a rank whose clock is ahead by `clock` seconds.
 
     Each iteration takes `STEP`. `longer` is what the phase takes more than 1 ms; backward takes the rest.
@@ -48,11 +55,21 @@ def write_window(
             recorder.add(Span(1, "phase", "optimizer", at + step - 2e-3, 1e-3, iteration))
         recorder.add(Span(1, "iteration", f"iteration {iteration}", began, STEP, iteration))
     write_trace(
-        run, WindowFacts(
-            run.name, iterations[0], len(iterations), True, clock + iterations[0] * STEP, 100.0 + rank, 1, pid=99,
-            rank=rank, world_size=world_size,
-        ), recorder,
-    )  # fmt: skip
+        run,
+        WindowFacts(
+            run.name,
+            iterations[0],
+            len(iterations),
+            True,
+            clock + iterations[0] * STEP,
+            100.0 + rank,
+            1,
+            pid=99,
+            rank=rank,
+            world_size=world_size,
+        ),
+        recorder,
+    )
 
 
 def merged(run: Path, *options: str) -> Json:
@@ -168,18 +185,30 @@ FILE = "run/traces/iterations_20-39"
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (rank_missing, [], f"rank 1 of 3 has no window of iterations 20..39, and 1 more: expected {FILE}.rank1.json; the rank was killed"),
+        (
+            rank_missing,
+            [],
+            f"rank 1 of 3 has no window of iterations 20..39, and 1 more: expected {FILE}.rank1.json; the rank was killed",
+        ),
         (one_rank, [], f"{FILE}.json is of a run with one rank: leave out --ranks"),
-        (no_common_iteration, [], f"{FILE}.json and the windows of the other ranks have no iteration in common"),
+        (
+            no_common_iteration,
+            [],
+            f"{FILE}.json and the windows of the other ranks have no iteration in common",
+        ),
         (damaged, [], f"{FILE}.rank1.json is damaged, or not a trace of eventloop: "),
         (rank_missing, ["--merge"], "--ranks takes one window: leave out --merge or --ranks"),
         (rank_missing, ["--window", "2"], "run/traces has no window 2: it has 1: iterations 20..39"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_line_and_exit_code_2(
-    make: Any, options: list[str], message: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    make: Any,
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Nothing is written."""
     monkeypatch.chdir(tmp_path)
     make(Path("run"))

@@ -42,8 +42,12 @@ def watch(*arguments: object, **environment: str) -> subprocess.CompletedProcess
     return subprocess.run(
         [sys.executable, "-m", "eventloop", "watch", *map(str, arguments)],
         env={**ENVIRONMENT, "COLUMNS": "100", **environment},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def lines_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[str], str]:
@@ -260,8 +264,10 @@ def test_json_has_a_line_for_each_change_of_a_run_until_its_end(tmp_path: Path) 
         one.reach("holding")
         watching = subprocess.Popen(
             [sys.executable, "-m", "eventloop", "watch", "--json", "--interval", "0.05", run],
-            env=ENVIRONMENT, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert watching.stdout is not None
         views = [json.loads(watching.stdout.readline())]
         while views[-1]["iter"] != 7:
@@ -290,8 +296,11 @@ def test_a_reader_that_leaves_ends_the_command(tmp_path: Path) -> None:
         one.reach("holding")
         watching = subprocess.Popen(
             [sys.executable, "-m", "eventloop", "watch", "--json", "--interval", "0.05", run],
-            env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         assert watching.stdout is not None
         assert watching.stderr is not None
         watching.stdout.readline()
@@ -323,8 +332,11 @@ class Terminal:
         own = {name: value for name, value in ENVIRONMENT.items() if name not in hidden}
         self.process = subprocess.Popen(
             [sys.executable, "-c", ON_A_TERMINAL, *map(str, arguments)],
-            env={**own, "TERM": "xterm-256color", **environment}, stdin=screen, stdout=screen, stderr=screen,
-        )  # fmt: skip
+            env={**own, "TERM": "xterm-256color", **environment},
+            stdin=screen,
+            stdout=screen,
+            stderr=screen,
+        )
         os.close(screen)
         self.seen = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character

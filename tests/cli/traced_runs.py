@@ -21,8 +21,13 @@ def traced(directory: Path, *windows: tuple[int, int]) -> Trainer:
     """
     model = tiny_model()
     return Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=batches(5), val_loader=batches(2), max_epochs=6, work_dir=directory,
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        train_loader=batches(5),
+        val_loader=batches(2),
+        max_epochs=6,
+        work_dir=directory,
         writers=[JSONLWriter(), CSVWriter()],
         hooks=[CheckpointHook(1, by_epoch=False, when_busy="wait"), TraceHook(windows=[*windows])],
-    )  # fmt: skip
+    )

@@ -20,10 +20,12 @@ class Steered:
         self.run, self._log = run, run.with_suffix(".log")
         with self._log.open("a") as log:
             self.process = Forked(
-                ["-m", "tests.commands.training", json.dumps({"run": str(run), **options})], cwd=Path(ROOT),
+                ["-m", "tests.commands.training", json.dumps({"run": str(run), **options})],
+                cwd=Path(ROOT),
                 env={"PATH": os.environ["PATH"], "PYTHONPATH": ROOT},
-                stdout=subprocess.PIPE, stderr=log.fileno(),
-            )  # fmt: skip
+                stdout=subprocess.PIPE,
+                stderr=log.fileno(),
+            )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "trains\n", self.log()
 

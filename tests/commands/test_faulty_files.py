@@ -72,17 +72,20 @@ def test_a_file_that_is_no_command(training: Steered, what: str) -> None:
     assert send(training.run, "push", "1").outcome == "applied"
 
 
-@pytest.mark.parametrize(("changes", "reason"), [
-    ({"command": "pusch"}, "unknown command 'pusch': did you mean 'push'?"),
-    ({"command": "../push"}, "unknown command '../push': did you mean 'push'?"),
-    ({"words": ["three"]}, "push expects 'push NUMBER', got number='three': Expected `int`, got `str`"),
-    ({"words": []}, "push expects 'push NUMBER', got no NUMBER"),
-    ({"words": ["1", "2"]}, "push expects 'push NUMBER', got 2 arguments"),
-    ({"arguments": {"nummer": 1}}, "push has no argument 'nummer': did you mean 'number'?"),
-    ({"arguments": {"number": 1e999}}, "expected a command as JSON"),
-    ({"command": "scale", "words": ["nan"]}, "scale expects finite numbers, got amount=nan"),
-    ({"command": "scale", "words": ["-inf"]}, "scale expects finite numbers, got amount=-inf"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"command": "pusch"}, "unknown command 'pusch': did you mean 'push'?"),
+        ({"command": "../push"}, "unknown command '../push': did you mean 'push'?"),
+        ({"words": ["three"]}, "push expects 'push NUMBER', got number='three': Expected `int`, got `str`"),
+        ({"words": []}, "push expects 'push NUMBER', got no NUMBER"),
+        ({"words": ["1", "2"]}, "push expects 'push NUMBER', got 2 arguments"),
+        ({"arguments": {"nummer": 1}}, "push has no argument 'nummer': did you mean 'number'?"),
+        ({"arguments": {"number": 1e999}}, "expected a command as JSON"),
+        ({"command": "scale", "words": ["nan"]}, "scale expects finite numbers, got amount=nan"),
+        ({"command": "scale", "words": ["-inf"]}, "scale expects finite numbers, got amount=-inf"),
+    ],
+)
 def test_arguments_that_do_not_fit(training: Steered, changes: dict[str, object], reason: str) -> None:
     """A command that is unknown, or whose arguments are of the wrong number or type, is refused by what was expected."""
     name = new_id()
@@ -128,9 +131,12 @@ IGNORED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a folder": (Path.mkdir, "it is no regular file with one name"),
     "a link": (link_inside, "Too many levels of symbolic links"),
     "a second name": (link_hard, "it is no regular file with one name"),
-    "a huge file": (lambda path: path.write_bytes(b" " * (LARGEST + 1)), "it has 65,537 bytes, and a command at most 65,536"),
+    "a huge file": (
+        lambda path: path.write_bytes(b" " * (LARGEST + 1)),
+        "it has 65,537 bytes, and a command at most 65,536",
+    ),
     "another user's": (of_another_user, "it belongs to user 12345"),
-}  # fmt: skip
+}
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 

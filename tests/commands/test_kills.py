@@ -16,9 +16,16 @@ from tests.commands.steered import steered
 from tests.support.process_support import until
 
 POINTS = [
-    "publish before", "claim before", "claim after", "apply after", "record before", "record after", "answer before",
-    "answer after", "publish after",
-]  # fmt: skip
+    "publish before",
+    "claim before",
+    "claim after",
+    "apply after",
+    "record before",
+    "record after",
+    "answer before",
+    "answer after",
+    "publish after",
+]
 
 
 def killed_at(run: Path, point: str, *, saved: bool = False, interval: int = 20) -> str:

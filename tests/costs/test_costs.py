@@ -95,9 +95,15 @@ def test_a_handlers_record(bus: Bus, clock: Clock) -> None:
     (cost,) = bus.handler_costs(wall=5.0)
 
     assert cost == HandlerCost(
-        name="slow", event="after_train_iter", priority=70, filter="every=2", calls=5, seconds=1.25, share=0.25,
+        name="slow",
+        event="after_train_iter",
+        priority=70,
+        filter="every=2",
+        calls=5,
+        seconds=1.25,
+        share=0.25,
         times=Times(5, 0.25, cost.times.p50, cost.times.p99, 0.25, cost.times.p90),
-    )  # fmt: skip
+    )
 
 
 def test_each_event_of_a_handler_has_a_record(bus: Bus) -> None:
@@ -241,12 +247,25 @@ COSTS = RunCosts(
     handlers=[HandlerCost(name="a", event="b", priority=1, calls=2, seconds=0.1, share=0.5, times=Times())],
     subscribers=[
         SubscriberCost(
-            name="c", event="b", runs_on="thread", delivered=1, dropped=0, failed=0, queued=0, peak_queued=1, spilled=0,
-            calls=1, seconds=0.1, wait=Times(), busy=Times(), budget=0.2, over_budget=True,
+            name="c",
+            event="b",
+            runs_on="thread",
+            delivered=1,
+            dropped=0,
+            failed=0,
+            queued=0,
+            peak_queued=1,
+            spilled=0,
+            calls=1,
+            seconds=0.1,
+            wait=Times(),
+            busy=Times(),
+            budget=0.2,
+            over_budget=True,
         )
     ],
     complete=True,
-)  # fmt: skip
+)
 
 
 def test_the_file_gives_back_what_was_written(tmp_path: Path) -> None:

@@ -100,10 +100,13 @@ def test_measured_waits_are_no_work_of_a_rank() -> None:
 @pytest.mark.parametrize(
     ("world_size", "words"),
     [
-        (2, "rank 1 is slow in data: 21.0 ms of an iteration of 39.5 ms; it takes 20.0 ms longer than rank 0, which waits for it"),
+        (
+            2,
+            "rank 1 is slow in data: 21.0 ms of an iteration of 39.5 ms; it takes 20.0 ms longer than rank 0, which waits for it",
+        ),
         (3, "it takes 20.0 ms longer than the usual rank, and all wait for it"),
     ],
-)  # fmt: skip
+)
 def test_a_sentence_names_rank_phase_and_times(world_size: int, words: str) -> None:
     """The log, the report and the trace have the same sentence."""
     found = slow_rank(slow_by(20, ranks=world_size))

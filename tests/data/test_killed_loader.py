@@ -44,9 +44,12 @@ trainer.train()
 def test_they_end_with_it(tmp_path: Path) -> None:
     """All worker processes end with the training process, although nobody reads the states they sent."""
     process = Forked(
-        ["-c", PROGRAM, "run"], cwd=tmp_path, env={"PATH": "", "PYTHONPATH": ROOT},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        ["-c", PROGRAM, "run"],
+        cwd=tmp_path,
+        env={"PATH": "", "PYTHONPATH": ROOT},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     assert process.stdout is not None
     workers = [int(pid) for pid in process.stdout.readline().split()]
     try:

@@ -72,11 +72,19 @@ def test_numbers_of_batches(make_trainer: MakeTrainer, limit: Any, expected: tup
         ("3", TypeError, "limit_batches must be a number of batches .*, got '3'"),
         ({"val": -1}, ValueError, r"limit_batches\['val'\] must be .*, got -1"),
         ({"vall": 1}, ValueError, "limit_batches has no argument 'vall': did you mean 'val'"),
-        (0.1, ValueError, "limit_batches=0.1 of the 5 batches of the train loader is less than one batch: .* 0.2"),
-        ({"test": 0.5}, ValueError, "limit_batches=0.5 for 'test' .* the test loader has no length: give a number"),
+        (
+            0.1,
+            ValueError,
+            "limit_batches=0.1 of the 5 batches of the train loader is less than one batch: .* 0.2",
+        ),
+        (
+            {"test": 0.5},
+            ValueError,
+            "limit_batches=0.5 for 'test' .* the test loader has no length: give a number",
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_bad_limits(make_trainer: MakeTrainer, limit: Any, error: type[Exception], message: str) -> None:
     """A limit that is none, or of less than a batch, is refused where the trainer is built."""
     with pytest.raises(error, match=message):
@@ -169,9 +177,12 @@ def test_set_epoch_counts_the_passes(make_trainer: MakeTrainer, unit: str, lengt
     model = torch.nn.Linear(4, 2)
     loader = DataLoader(Augmented(), 4, sampler=Told())
     make_trainer(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_loader=loader,
-        limit_batches=2, **{unit: length},
-    ).train()  # fmt: skip
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_loader=loader,
+        limit_batches=2,
+        **{unit: length},
+    ).train()
 
     assert told == [0, 1, 2]
 

@@ -112,12 +112,19 @@ def test_it_is_one_evaluation_with_more_passes(make_trainer: MakeTrainer, mode: 
     metrics = getattr(trainer, mode)()
 
     assert [event.loader for event in seen[1:-1]] == [
-        "clean", "clean", "noisy", "ema/clean", "ema/clean", "ema/noisy",
-    ]  # fmt: skip
+        "clean",
+        "clean",
+        "noisy",
+        "ema/clean",
+        "ema/clean",
+        "ema/noisy",
+    ]
     assert list(metrics) == [
-        f"{of}{name}/{metric}" for of in ("", "ema/") for name in ("clean", "noisy")
+        f"{of}{name}/{metric}"
+        for of in ("", "ema/")
+        for name in ("clean", "noisy")
         for metric in ("accuracy", "loss")
-    ]  # fmt: skip
+    ]
     assert seen[-1].metrics == metrics
 
 
@@ -141,15 +148,20 @@ def test_others_follow_the_average(make_trainer: MakeTrainer) -> None:
     model, stream = tiny_model(), io.StringIO()
     optimizer = SGD(model.parameters(), lr=0.1)
     trainer = make_trainer(
-        model=model, optimizer=optimizer, val_loader=batches(1), max_epochs=5, sanity_val=1,
+        model=model,
+        optimizer=optimizer,
+        val_loader=batches(1),
+        max_epochs=5,
+        sanity_val=1,
         val_step=lambda trainer, batch: {"top1": now[place[0]]},
         schedulers=[ReduceLROnPlateau(optimizer, mode="max", patience=0)],
         default_hooks={
-            "param_scheduler": {"monitor": "ema/top1"}, "checkpoint": {"save_best": "ema/top1", "interval": 1}
+            "param_scheduler": {"monitor": "ema/top1"},
+            "checkpoint": {"save_best": "ema/top1", "interval": 1},
         },
         hooks=[EarlyStoppingHook("ema/top1", patience=2), both()],
         writers=[ConsoleWriter(stream=stream)],
-    )  # fmt: skip
+    )
     trainer.bus.subscribe(lambda event: place.__setitem__(0, event.loader), "before_val_iter", name="place")
     trainer.bus.subscribe(
         lambda event: now.update({"": now[""] + 1, "ema": next(scores)}), "before_val_epoch"
@@ -186,9 +198,14 @@ def job(make_trainer: MakeTrainer, run: Path) -> Trainer:
     """A training with shuffled batches in which a validation draws random numbers."""
     torch.manual_seed(3)
     return make_trainer(
-        work_dir=run, train_loader=shuffled(3), val_loader=shuffled(2), val_step=noisy, max_epochs=EPOCHS,
-        hooks=[both()], writers=[JSONLWriter()],
-    )  # fmt: skip
+        work_dir=run,
+        train_loader=shuffled(3),
+        val_loader=shuffled(2),
+        val_step=noisy,
+        max_epochs=EPOCHS,
+        hooks=[both()],
+        writers=[JSONLWriter()],
+    )
 
 
 @pytest.mark.parametrize("stop_in", ["", "ema"])
@@ -201,9 +218,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(
     whole.close()
     cut = job(make_trainer, tmp_path / "cut")
     cut.bus.subscribe(
-        lambda trainer, event: trainer.stop("enough"), "after_val_iter",
+        lambda trainer, event: trainer.stop("enough"),
+        "after_val_iter",
         when=lambda event: (event.epoch, event.loader, event.batch_idx) == (2, stop_in, 0),
-    )  # fmt: skip
+    )
     cut.train()
     cut.close()
     assert len(validated(cut.work_dir)) == 1
@@ -324,9 +342,12 @@ def test_another_engines_loop_is_refused(make_trainer: MakeTrainer) -> None:
 
     with pytest.raises(ValueError, match=r"EMAHook\(validate=\"both\"\) needs .* got the loop of Lightning"):
         Driven(
-            tiny_model(), max_epochs=1, hooks=[both()], default_hooks=dict.fromkeys(DEFAULT_HOOKS),
+            tiny_model(),
+            max_epochs=1,
+            hooks=[both()],
+            default_hooks=dict.fromkeys(DEFAULT_HOOKS),
             work_dir=make_trainer().work_dir,
-        )  # fmt: skip
+        )
 
 
 def test_a_metric_with_the_name_of_the_average_is_refused(make_trainer: MakeTrainer) -> None:

@@ -95,11 +95,16 @@ def test_means_have_the_bits_of_a_loop_by_hand(make_trainer: MakeTrainer, number
 @pytest.mark.parametrize(
     "value",
     [
-        2.5, np.float32(2.5), np.array(2.5), np.array([2.5]), torch.tensor([2.5]), torch.tensor(2.5).double(),
+        2.5,
+        np.float32(2.5),
+        np.array(2.5),
+        np.array([2.5]),
+        torch.tensor([2.5]),
+        torch.tensor(2.5).double(),
         Fraction(5, 2),
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_numbers_of_a_val_step(make_trainer: MakeTrainer, value: Any) -> None:
     """Every number of Python, NumPy or torch becomes a float, averaged over samples."""
 
@@ -207,10 +212,13 @@ TARGETS = [(torch.ones(4, 2), torch.ones(4, 3))]
         ({"evaluator": both}, {"right", "wrong"}),
         ({}, {"accuracy"}),
         ({"val_loader": batches(2, size=1)}, {"accuracy"}),  # targets of one element are no number to average
-        ({"val_loader": TARGETS, "loss_fn": F.mse_loss}, set()),  # without class indices there is the loss alone
+        (
+            {"val_loader": TARGETS, "loss_fn": F.mse_loss},
+            set(),
+        ),  # without class indices there is the loss alone
     ],
     ids=["function", "object", "list", "mapping", "function of two", "default", "one sample", "regression"],
-)  # fmt: skip
+)
 def test_forms_of_evaluators(make_trainer: MakeTrainer, options: dict[str, Any], names: set[str]) -> None:
     """A function, a metric object, or several, each named by itself, by a mapping, or by what it returns."""
     trainer = make_trainer(**{"val_loader": unequal(), **options})

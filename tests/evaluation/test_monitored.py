@@ -35,9 +35,12 @@ def plateau(make_trainer: MakeTrainer, monitor: str, **options: Any) -> Trainer:
     model = tiny_model()
     optimizer = SGD(model.parameters(), lr=0.1)
     return make_trainer(
-        model=model, optimizer=optimizer, schedulers=[ReduceLROnPlateau(optimizer)],
-        default_hooks={"param_scheduler": {"monitor": monitor}, **WITHOUT_CHECKPOINTS}, **options,
-    )  # fmt: skip
+        model=model,
+        optimizer=optimizer,
+        schedulers=[ReduceLROnPlateau(optimizer)],
+        default_hooks={"param_scheduler": {"monitor": monitor}, **WITHOUT_CHECKPOINTS},
+        **options,
+    )
 
 
 def best(make_trainer: MakeTrainer, monitor: str, **options: Any) -> Trainer:
@@ -260,10 +263,15 @@ def noisy_trainer(
     model[1].eval()  # frozen until the first epoch
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0, "generator": shared}
     return build_trainer(
-        work_dir, model=model, train_loader=shuffled(3, generator=shared), val_step=val_step, sanity_val=sanity_val,
+        work_dir,
+        model=model,
+        train_loader=shuffled(3, generator=shared),
+        val_step=val_step,
+        sanity_val=sanity_val,
         val_loader=DataLoader(Noisy(), batch_size=4, shuffle=True, **options),
-        evaluator={"accuracy": MulticlassAccuracy(3)}, hooks=[CheckpointHook(save_best="spread", rule="less")],
-    )  # fmt: skip
+        evaluator={"accuracy": MulticlassAccuracy(3)},
+        hooks=[CheckpointHook(save_best="spread", rule="less")],
+    )
 
 
 @pytest.mark.slow
@@ -397,9 +405,15 @@ def test_trainer_with_a_val_step_of_its_own(tmp_path: Path) -> None:
 
     model = tiny_model()
     trainer = Own(
-        model, optimizer=SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy, train_loader=batches(1),
-        val_loader=batches(1), max_epochs=1, work_dir=tmp_path, hooks=[CheckpointHook(save_best="top1")],
-    )  # fmt: skip
+        model,
+        optimizer=SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        train_loader=batches(1),
+        val_loader=batches(1),
+        max_epochs=1,
+        work_dir=tmp_path,
+        hooks=[CheckpointHook(save_best="top1")],
+    )
     trainer.train()
     trainer.close()
 
@@ -412,9 +426,13 @@ def test_trainer_with_a_val_step_of_its_own(tmp_path: Path) -> None:
         ({"sanity_val": -1}, ValueError, "sanity_val must be at least 0, got -1"),
         ({"sanity_val": True}, TypeError, "sanity_val must be an int, got True"),
         ({"sanity_val": 1.0}, TypeError, r"sanity_val must be an int, got 1\.0"),
-        ({"sanity_val": 1, "val_loader": None}, ValueError, "sanity_val=1 needs .* give the Trainer a val_loader"),
+        (
+            {"sanity_val": 1, "val_loader": None},
+            ValueError,
+            "sanity_val=1 needs .* give the Trainer a val_loader",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_sanity_val_is_refused(
     make_trainer: MakeTrainer, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:

@@ -218,8 +218,14 @@ def test_events_of_a_prediction(make_trainer: MakeTrainer) -> None:
     trainer.predict(loader_of())
 
     assert [name for name, _, _ in rows] == [
-        "before_run", names[0], *names[1:3], *names[1:3], *names[1:3], names[3], "after_run",
-    ]  # fmt: skip
+        "before_run",
+        names[0],
+        *names[1:3],
+        *names[1:3],
+        *names[1:3],
+        names[3],
+        "after_run",
+    ]
     assert seen == [("predict", "predict", 0, 4), ("predict", "predict", 1, 4), ("predict", "predict", 2, 3)]
     assert trainer.batch is None
     assert trainer.outputs is None
@@ -284,12 +290,20 @@ class ScalarsOnly(Writer):
     [
         ({"loader": 3}, TypeError, "loader must be an iterable of batches, got 3"),
         ({"loader": []}, ValueError, "loader is empty: it has 0 batches"),
-        ({"loader": [(1, 2, 3)]}, TypeError, r"needs batches of inputs, or \(inputs, target\), got a tuple of 3 .* predict_step"),
+        (
+            {"loader": [(1, 2, 3)]},
+            TypeError,
+            r"needs batches of inputs, or \(inputs, target\), got a tuple of 3 .* predict_step",
+        ),
         ({"to": 3}, TypeError, r"to must be a function \(outputs\), got 3"),
         ({"to": lambda: None}, TypeError, r"to is called with \(outputs\), but the signature is .*\(\)"),
-        ({"to": ScalarsOnly()}, ValueError, "to: the writer ScalarsOnly must receive batch_predicted, got events="),
+        (
+            {"to": ScalarsOnly()},
+            ValueError,
+            "to: the writer ScalarsOnly must receive batch_predicted, got events=",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_refused(
     make_trainer: MakeTrainer, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:

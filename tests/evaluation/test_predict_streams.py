@@ -55,11 +55,16 @@ def test_a_coroutine_function_receives_each_batch(make_trainer: MakeTrainer) -> 
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.tensor(1.5), torch.empty(0, 3), torch.ones(2, 3, dtype=torch.bfloat16), torch.tensor([True, False]),
-        torch.arange(6).reshape(2, 3).T, torch.tensor([1 + 2j]).conj(), torch.ones(2).to_sparse(),
+        torch.tensor(1.5),
+        torch.empty(0, 3),
+        torch.ones(2, 3, dtype=torch.bfloat16),
+        torch.tensor([True, False]),
+        torch.arange(6).reshape(2, 3).T,
+        torch.tensor([1 + 2j]).conj(),
+        torch.ones(2).to_sparse(),
     ],
     ids=["number", "empty", "bfloat16", "bool", "transposed", "conjugated", "sparse"],
-)  # fmt: skip
+)
 def test_outputs_are_decoded_as_they_were(tensor: torch.Tensor) -> None:
     """A tensor of any type and layout comes back with its values, and can be written to; so do other objects."""
     outputs = outputs_of(BatchPredicted(data=encode({"x": tensor, "rest": ("a", [1], np.ones(2))})))

@@ -63,9 +63,14 @@ def test_a_validation_before_the_training(make_trainer: MakeTrainer, unit: str) 
     """`val_before_train=True` validates the model as it is, before the first epoch begins, and logs it at step 0; the
     interval goes on as without it."""
     trainer = make_trainer(
-        train_loader=batches(1), val_loader=batches(2), val_interval=1, val_begin=2, val_before_train=True,
-        default_hooks={"checkpoint": {"interval": 1, "save_best": "loss"}}, **{unit: 3},
-    )  # fmt: skip
+        train_loader=batches(1),
+        val_loader=batches(2),
+        val_interval=1,
+        val_begin=2,
+        val_before_train=True,
+        default_hooks={"checkpoint": {"interval": 1, "save_best": "loss"}},
+        **{unit: 3},
+    )
     inputs, target = (torch.cat(each) for each in zip(*batches(2), strict=True))
     with torch.no_grad():
         untrained = float(F.cross_entropy(trainer.model.eval()(inputs), target))
@@ -91,9 +96,11 @@ def test_a_resumed_run_does_not_repeat_the_one_before_the_training(
     def build() -> tuple[Trainer, list[Any]]:
         torch.manual_seed(4)
         trainer = make_trainer(
-            train_loader=shuffled(2), val_loader=shuffled(2), val_before_train=True,
+            train_loader=shuffled(2),
+            val_loader=shuffled(2),
+            val_before_train=True,
             default_hooks={"checkpoint": {"interval": 1, "save_best": "loss", "keep_best": -1}},
-        )  # fmt: skip
+        )
         return trainer, collect(trainer, "after_val_epoch")
 
     whole, expected = build()
@@ -197,9 +204,12 @@ def test_workflow_in_iterations(make_trainer: MakeTrainer) -> None:
 def test_a_validation_between_two_logs(make_trainer: MakeTrainer) -> None:
     """One by iteration, off the logger's interval, neither ends an interval of training nor is mixed into one."""
     trainer = make_trainer(
-        val_loader=batches(1), max_iters=6, val_interval=2, hooks=[LoggerHook(interval=4)],
+        val_loader=batches(1),
+        max_iters=6,
+        val_interval=2,
+        hooks=[LoggerHook(interval=4)],
         val_step=lambda trainer, batch: {"number": 100.0},
-    )  # fmt: skip
+    )
     trainer.bus.subscribe(
         lambda trainer, event: trainer.metrics.put_scalar("number", float(event.iter)), "before_train_iter"
     )

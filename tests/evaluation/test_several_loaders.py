@@ -54,8 +54,13 @@ def test_one_validation_goes_through_the_loaders_in_order(make_trainer: MakeTrai
 
     ends = [name for name, _, _ in rows if not name.endswith("_iter")]
     assert ends == [
-        "before_run", f"before_{mode}", f"before_{mode}_epoch", f"after_{mode}_epoch", f"after_{mode}", "after_run",
-    ]  # fmt: skip
+        "before_run",
+        f"before_{mode}",
+        f"before_{mode}_epoch",
+        f"after_{mode}_epoch",
+        f"after_{mode}",
+        "after_run",
+    ]
     places = [("clean", 0), ("clean", 1), ("clean", 2), ("noisy", 0), ("noisy", 1)]
     assert [(event.loader, event.batch_idx) for event in iterations[::2]] == places
     assert [(event.loader, event.batch_idx) for event in iterations[1::2]] == places
@@ -111,14 +116,19 @@ def test_hooks_monitor_a_metric_of_one_loader(make_trainer: MakeTrainer) -> None
     model = tiny_model()
     optimizer = SGD(model.parameters(), lr=0.1)
     trainer = make_trainer(
-        model=model, optimizer=optimizer, val_loader=BOTH, val_step=val_step, max_epochs=5, sanity_val=1,
+        model=model,
+        optimizer=optimizer,
+        val_loader=BOTH,
+        val_step=val_step,
+        max_epochs=5,
+        sanity_val=1,
         schedulers=[ReduceLROnPlateau(optimizer, mode="max", patience=0)],
         default_hooks={"param_scheduler": {"monitor": "clean/top1"}},
         hooks=[
             CheckpointHook(interval=1, save_best="clean/top1", rule="greater"),
             EarlyStoppingHook("clean/top1", rule="greater", patience=2),
         ],
-    )  # fmt: skip
+    )
     trainer.bus.subscribe(
         lambda event: now.update(clean=next(scores), noisy=now["noisy"] + 1), "before_val_epoch"
     )
@@ -169,10 +179,13 @@ def test_images_are_named_by_their_loader(make_trainer: MakeTrainer) -> None:
 @pytest.mark.parametrize(
     ("monitor", "message"),
     [
-        ("accuracy", r"'accuracy', which .*did you mean '(clean|noisy)/accuracy'\? It reports clean/accuracy, clean/loss,"),
+        (
+            "accuracy",
+            r"'accuracy', which .*did you mean '(clean|noisy)/accuracy'\? It reports clean/accuracy, clean/loss,",
+        ),
         ("clean/f1", r"'clean/f1', which .*Other names come from evaluator=\{'f1': \.\.\.\}"),
     ],
-)  # fmt: skip
+)
 def test_a_metric_without_its_loader_is_refused(
     make_trainer: MakeTrainer, monitor: str, message: str
 ) -> None:

@@ -40,11 +40,19 @@ def log_of(tmp_path: Path, *records: object) -> Path:
 @pytest.mark.parametrize(
     "record",
     [
-        (1, 2, 3, 4, {}), (None, 1, 1.5, 0, {}), ([], 1, 1.5, 0, {}), (b"text_logged", 1, 1.5, 0, {}), ("", 1, 1.5, 0, {}),
-        ({"event": "text_logged"}, 1, 1.5, 0, {}), ("x" * 300, 1, 1.5, 0, {}), ["text_logged"] * 16, "a text", 1e9,
+        (1, 2, 3, 4, {}),
+        (None, 1, 1.5, 0, {}),
+        ([], 1, 1.5, 0, {}),
+        (b"text_logged", 1, 1.5, 0, {}),
+        ("", 1, 1.5, 0, {}),
+        ({"event": "text_logged"}, 1, 1.5, 0, {}),
+        ("x" * 300, 1, 1.5, 0, {}),
+        ["text_logged"] * 16,
+        "a text",
+        1e9,
         {"tag": "text_logged"},
     ],
-)  # fmt: skip
+)
 def test_a_record_without_a_name_is_counted(tmp_path: Path, record: object) -> None:
     """It is skipped as unreadable, and those around it are read."""
     reader = read_events(log_of(tmp_path, GOOD, record, record, GOOD))
@@ -59,11 +67,19 @@ def test_a_record_without_a_name_is_counted(tmp_path: Path, record: object) -> N
         ({"shape": [], "data": b""}, "ImageFileWriter", r"'a' has 0 bytes, expected 1 for shape \(\)"),
         ({"shape": [], "data": b"x"}, "tensorboard", r"'a' must have the shape \(height, .*, got \(\)"),
         ({"shape": [-1, -1, 1], "data": b"x"}, "tensorboard", r"expected 1 for shape \(-1, -1, 1\)"),
-        ({"shape": [1, 1, 1], "data": b"x", "dtype": "loss"}, "tensorboard", "'a' must have a numpy dtype .*'loss'"),
-        ({"shape": [1, 1, 1], "data": bytes(8), "dtype": "O"}, "tensorboard", "'a' must have a numpy dtype .*'O'"),
+        (
+            {"shape": [1, 1, 1], "data": b"x", "dtype": "loss"},
+            "tensorboard",
+            "'a' must have a numpy dtype .*'loss'",
+        ),
+        (
+            {"shape": [1, 1, 1], "data": bytes(8), "dtype": "O"},
+            "tensorboard",
+            "'a' must have a numpy dtype .*'O'",
+        ),
         ({"shape": [1, 1, 1], "data": b"", "dtype": "U"}, "tensorboard", "'a' must have a numpy dtype .*'U'"),
     ],
-)  # fmt: skip
+)
 def test_an_image_that_is_none_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], writer: str, message: str
 ) -> None:
@@ -80,9 +96,13 @@ def test_an_image_that_is_none_is_one_line(
 
 @pytest.mark.parametrize(
     ("record", "got"),
-    [((1, 2, 3, 4, {}), "Expected `str`, got `int`"), (("a", -5, 1.5, 0, {}), "the sequence -5"),
-     (("a", 2**64 - 1, 1.5, 0, {}), "the sequence 18446744073709551615"), ("a text", "Expected `array`, got `str`")],
-)  # fmt: skip
+    [
+        ((1, 2, 3, 4, {}), "Expected `str`, got `int`"),
+        (("a", -5, 1.5, 0, {}), "the sequence -5"),
+        (("a", 2**64 - 1, 1.5, 0, {}), "the sequence 18446744073709551615"),
+        ("a text", "Expected `array`, got `str`"),
+    ],
+)
 def test_a_log_without_a_last_number_is_not_continued(tmp_path: Path, record: object, got: str) -> None:
     """The writer names the file, what its last record must be, and what it is; the file stays."""
     log = log_of(tmp_path, GOOD, record)
@@ -110,11 +130,17 @@ def test_costs_of_impossible_ranks_are_refused(tmp_path: Path, rank: int, world_
 @pytest.mark.parametrize(
     ("place", "name", "value"),
     [
-        (("otherData",), "began", None), (("otherData",), "world_size", 2**40), (("otherData",), "world_size", "two"),
-        ((), "traceEvents", {}), (("traceEvents", -1), "ph", "?"), (("traceEvents", -1), "ts", "soon"),
-        (("traceEvents", -1), "ts", 1e300), (("traceEvents", -1), "args", []), (("traceEvents", -1, "args"), "iter", None),
+        (("otherData",), "began", None),
+        (("otherData",), "world_size", 2**40),
+        (("otherData",), "world_size", "two"),
+        ((), "traceEvents", {}),
+        (("traceEvents", -1), "ph", "?"),
+        (("traceEvents", -1), "ts", "soon"),
+        (("traceEvents", -1), "ts", 1e300),
+        (("traceEvents", -1), "args", []),
+        (("traceEvents", -1, "args"), "iter", None),
     ],
-)  # fmt: skip
+)
 def test_a_trace_of_other_contents_is_refused(
     tmp_path: Path, place: tuple[Any, ...], name: str, value: object
 ) -> None:

@@ -52,9 +52,37 @@ def fuzzed(**strategies: Any) -> Callable[[Test], Test]:
 
 
 EDGES = [
-    0, -1, 1, 2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 1e308, -1e308, 1e-320, 0.5, "", "NaN", "-Infinity", "a" * 300,
-    "\x1b[2J\n", "../../x", "loss", "\u202e", None, True, [], {}, [[]], {"": 0}, [1, 2, 3], [-1, -1], {"event": "before_run"},
-]  # fmt: skip
+    0,
+    -1,
+    1,
+    2**31,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+    -(2**63),
+    1e308,
+    -1e308,
+    1e-320,
+    0.5,
+    "",
+    "NaN",
+    "-Infinity",
+    "a" * 300,
+    "\x1b[2J\n",
+    "../../x",
+    "loss",
+    "\u202e",
+    None,
+    True,
+    [],
+    {},
+    [[]],
+    {"": 0},
+    [1, 2, 3],
+    [-1, -1],
+    {"event": "before_run"},
+]
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -309,9 +309,14 @@ def test_a_torn_tail_is_reported(record: Record, bus: Bus) -> None:
         (["jsonl"], {}, TypeError, "replay drives a Bus, a writer or several writers, got 'jsonl'"),
         ([], {}, ValueError, "replay needs a bus or at least one writer, got none"),
         (Bus(), {"work_dir": "x"}, ValueError, "work_dir is for writers that replay opens"),
-        (Bus(), {"only": "scalars_loged"}, ValueError, "unknown event 'scalars_loged': did you mean 'scalars_logged'"),
+        (
+            Bus(),
+            {"only": "scalars_loged"},
+            ValueError,
+            "unknown event 'scalars_loged': did you mean 'scalars_logged'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_replayed_onto_is_refused(
     target: Any, options: dict[str, Any], error: type[Exception], message: str, record: Record
 ) -> None:

@@ -86,8 +86,12 @@ def test_a_subscriber_that_could_not_be_flushed_is_told(
     with Bus(drain_timeout=0.05) as bus:
         full = bus.subscribe(lambda event: None, "*", offload="thread", name="full", on_flush=flush)
         bus.subscribe(
-            lambda event: None, "*", offload="thread", name="hangs", on_flush=lambda: gate.wait(DEADLINE) and None
-        )  # fmt: skip
+            lambda event: None,
+            "*",
+            offload="thread",
+            name="hangs",
+            on_flush=lambda: gate.wait(DEADLINE) and None,
+        )
         drain_after(monkeypatch, lambda: full.account().error)
         report = replay(record(), bus)
         gate.set()

@@ -79,9 +79,14 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
         return subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120,
-            env={**os.environ, "PYTHONPATH": path, **variables}, check=False,
-        )  # fmt: skip
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": path, **variables},
+            check=False,
+        )
 
     return run
 

@@ -27,16 +27,27 @@ def declare(annotation: Any, module: str = __name__) -> type[Event]:
 
 
 TENSORS: list[Any] = [
-    torch.Tensor, Tensor | None, list[Tensor], dict[str, tuple[int, list[Tensor]]], Annotated[Tensor, "of the loss"],
+    torch.Tensor,
+    Tensor | None,
+    list[Tensor],
+    dict[str, tuple[int, list[Tensor]]],
+    Annotated[Tensor, "of the loss"],
     Optional[Tensor],  # noqa: UP045  # which is another class than `Tensor | None`
-    list["Tensor"], "Tensor", "torch.Tensor | None", "'Tensor'",
+    list["Tensor"],
+    "Tensor",
+    "torch.Tensor | None",
+    "'Tensor'",
     "Annotated[Tensor, time.strptime('7', '%H')]",  # imports, as NumPy's does in Python 3.13
-]  # fmt: skip
+]
 OTHERS: list[tuple[Any, str]] = [
-    (nn.Module, "torch.nn.modules.module.Module"), (nn.Parameter, "torch.nn.parameter.Parameter"),
-    (nn.Linear, "torch.nn.modules.linear.Linear"), ("dict[str, list[nn.Module]]", "torch.nn.modules.module.Module"),
-    (np.ndarray, "numpy.ndarray"), (npt.NDArray[np.float32], "numpy.ndarray"), ("npt.NDArray[np.float32]", "numpy.ndarray"),
-]  # fmt: skip
+    (nn.Module, "torch.nn.modules.module.Module"),
+    (nn.Parameter, "torch.nn.parameter.Parameter"),
+    (nn.Linear, "torch.nn.modules.linear.Linear"),
+    ("dict[str, list[nn.Module]]", "torch.nn.modules.module.Module"),
+    (np.ndarray, "numpy.ndarray"),
+    (npt.NDArray[np.float32], "numpy.ndarray"),
+    ("npt.NDArray[np.float32]", "numpy.ndarray"),
+]
 CURES = {
     "torch.Tensor": r"give it a number \(x.item\(\)\), a list \(x.tolist\(\)\), or bytes with their shape and dtype",
     "numpy.ndarray": r"a list \(x.tolist\(\)\)",
@@ -78,11 +89,18 @@ class Plain(Event):
 @pytest.mark.parametrize(
     "annotation",
     [
-        "NobodyKnows", "NobodyKnows[Tensor]", "nobody.knows", "not even (python", type[Tensor], "Callable[[Tensor], int]",
-        Callable[[Tensor], int], int, pytest.param(object(), id="an object"),
+        "NobodyKnows",
+        "NobodyKnows[Tensor]",
+        "nobody.knows",
+        "not even (python",
+        type[Tensor],
+        "Callable[[Tensor], int]",
+        Callable[[Tensor], int],
+        int,
+        pytest.param(object(), id="an object"),
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_what_is_no_live_object_or_cannot_be_told_is_passed_over(annotation: Any) -> None:
     """A name that is not found, and a type that holds no such object: the events' encoding tells the rest."""
     declared = declare(annotation, module=f"probes.of.{len(declared_events())}")

@@ -18,9 +18,16 @@ def get_priority(priority: Any) -> int:
 
 
 NUMBERS = {
-    "HIGHEST": 0, "VERY_HIGH": 10, "HIGH": 30, "ABOVE_NORMAL": 40, "NORMAL": 50, "BELOW_NORMAL": 60, "LOW": 70,
-    "VERY_LOW": 90, "LOWEST": 100,
-}  # fmt: skip
+    "HIGHEST": 0,
+    "VERY_HIGH": 10,
+    "HIGH": 30,
+    "ABOVE_NORMAL": 40,
+    "NORMAL": 50,
+    "BELOW_NORMAL": 60,
+    "LOW": 70,
+    "VERY_LOW": 90,
+    "LOWEST": 100,
+}
 
 
 def test_bands_have_mmengines_numbers() -> None:
@@ -31,10 +38,16 @@ def test_bands_have_mmengines_numbers() -> None:
 @pytest.mark.parametrize(
     ("priority", "number"),
     [
-        ("VERY_LOW", 90), ("very_low", 90), ("Very_Low", 90), ("  very low ", 90), (Priority.LOW, 70), (0, 0),
-        (100, 100), (33, 33),
+        ("VERY_LOW", 90),
+        ("very_low", 90),
+        ("Very_Low", 90),
+        ("  very low ", 90),
+        (Priority.LOW, 70),
+        (0, 0),
+        (100, 100),
+        (33, 33),
     ],
-)  # fmt: skip
+)
 def test_name_member_or_number_is_its_number(priority: Priority | int | str, number: int) -> None:
     """A name may be written in any case, with a space for the underscore; a number is itself."""
     assert get_priority(priority) == number

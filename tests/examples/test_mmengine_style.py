@@ -74,8 +74,12 @@ def test_script_runs(tmp_path: Path) -> None:
     )
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-W", torchs_own, EXAMPLE, str(tmp_path)],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""

@@ -46,8 +46,13 @@ print("torch" in sys.modules, file=sys.stderr)
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "PYTHONHASHSEED": "random"}
     return subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, encoding="utf-8", timeout=60, check=True
-    )  # fmt: skip
+        [sys.executable, *arguments],
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,5 +72,8 @@ def test_a_lazy_person_without_subscribers_has_nothing_to_do(capsys: pytest.Capt
     lazy_person["LazyPerson"]("Spike", lazy_person["Clock"](0.0)).enjoy_a_lazy_day()
 
     assert capsys.readouterr().out.splitlines() == [
-        "Spike get up at:0.0", "no tv to watch", "nothing to eat at dinner", "Spike go to sleep at:9.0",
-    ]  # fmt: skip
+        "Spike get up at:0.0",
+        "no tv to watch",
+        "nothing to eat at dinner",
+        "Spike go to sleep at:9.0",
+    ]

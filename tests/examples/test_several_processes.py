@@ -89,10 +89,18 @@ def started(example: str, ranks: int, folder: Path, epochs: int, *options: str) 
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *options]
     with output.open("w") as stream:
         process = Forked(
-            [*launch, EXAMPLES / f"{example}.py", RUN, str(epochs)], cwd=folder,
-            env={**os.environ, "PYTHONPATH": ROOT, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-            stdout=stream.fileno(), stderr=stream.fileno(),
-        )  # fmt: skip
+            [*launch, EXAMPLES / f"{example}.py", RUN, str(epochs)],
+            cwd=folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": ROOT,
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            },
+            stdout=stream.fileno(),
+            stderr=stream.fileno(),
+        )
     job = Job(process, output)
     try:
         yield job

@@ -201,9 +201,15 @@ def _name_no_file(manifest: dict[str, Any]) -> None:
 ON_PURPOSE: dict[str, tuple[Callable[[Damaged], object], str | None]] = {
     "the state of another checkpoint": (_copied_from_older(PAYLOAD), None),
     "a state with more behind it": (_bytes(PAYLOAD, lambda b: b + b" "), r"it has \d+ bytes, \d+ were saved"),
-    "a state of as many other bytes": (_bytes(PAYLOAD, lambda b: b[:-1] + bytes([b[-1] ^ 1])), "its SHA-256 is not"),
+    "a state of as many other bytes": (
+        _bytes(PAYLOAD, lambda b: b[:-1] + bytes([b[-1] ^ 1])),
+        "its SHA-256 is not",
+    ),
     "the manifest of another checkpoint": (_copied_from_older(MANIFEST), None),
-    "a manifest with more behind it": (_bytes(MANIFEST, lambda b: b + b" "), "its contents do not match the hash"),
+    "a manifest with more behind it": (
+        _bytes(MANIFEST, lambda b: b + b" "),
+        "its contents do not match the hash",
+    ),
     "no manifest": (_put(MANIFEST, lambda path: None), "no readable manifest.json: it was not completed"),
     "no state": (_put(PAYLOAD, lambda path: None), "is incomplete, state.pth cannot be read"),
     "an empty manifest": (_bytes(MANIFEST, lambda b: b""), None),
@@ -211,23 +217,29 @@ ON_PURPOSE: dict[str, tuple[Callable[[Damaged], object], str | None]] = {
         _bytes(MANIFEST, lambda b: b.replace(b'"manifest":', b'"manifest":' + b"[" * 100_000)),
         "is damaged: maximum recursion depth exceeded",
     ),
-    "a later schema": (_manifest(schema=3), "has schema 3, this version of eventloop reads 1 and 2: update eventloop"),
+    "a later schema": (
+        _manifest(schema=3),
+        "has schema 3, this version of eventloop reads 1 and 2: update eventloop",
+    ),
     "no schema": (lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.pop("schema")), None),
     "a field of another type": (_manifest(files=1), "is not a manifest: Expected `object`"),
     "a file that none can be": (
         lambda damaged: rewrite_manifest(damaged.newer, _name_no_file),
         r"is not a manifest: files: expected names of files in the directory, got 'a\\x00b'",
     ),
-    "the best of nothing": (_manifest(best={"f1": "less"}), "names 'f1', expected a score .* metrics, got none"),
+    "the best of nothing": (
+        _manifest(best={"f1": "less"}),
+        "names 'f1', expected a score .* metrics, got none",
+    ),
     "the best by a text": (
-        _manifest(best={"acc": "less"}, metrics={"acc": "much"}), "could not convert string to float: 'much'",
+        _manifest(best={"acc": "less"}, metrics={"acc": "much"}),
+        "could not convert string to float: 'much'",
     ),
     "no file named": (_manifest(files={}), "has no state.pth: its manifest lists no file"),
     "a manifest that is a directory": (_put(MANIFEST, Path.mkdir), None),
     "a state that is a directory": (_put(PAYLOAD, Path.mkdir), None),
-
     "a state that is no mapping": (_state([1, 2]), "expected a mapping with a 'state_dict'"),
     "a state without weights": (_state({"meta": {}}), None),
     "a state that is no archive": (lambda damaged: replace_payload(damaged.newer, b"not at all"), None),
-}  # fmt: skip
+}
 """How the newer one may be damaged, and the error; each must be found, though some have all the right hashes."""

@@ -76,9 +76,12 @@ def of_processes(directory: Path, chance: random.Random, number: int) -> list[Tr
     """Trials in which a process writes: it is killed at a point, alone or with the training; or one of them, or both,
     are from outside."""
     kinds = [
-        Point("sync", "before", 4, process=True), Point("random", "both", 1), Point("random", "training", 1),
-        Point("rename", "after", 3, process=True, parent=True), Point("random", "saver", 1),
-    ]  # fmt: skip
+        Point("sync", "before", 4, process=True),
+        Point("random", "both", 1),
+        Point("random", "training", 1),
+        Point("rename", "after", 3, process=True, parent=True),
+        Point("random", "saver", 1),
+    ]
     trials = []
     for turn in range(number):
         kind = kinds[turn % len(kinds)]

@@ -48,10 +48,25 @@ def is_killed(fault: Fault | None) -> tuple[bool, str]:
         tests = fault.tests if fault is not None else dict.fromkeys([*STORE, *READ, *COPY])
         try:
             ran = subprocess.run(
-                [sys.executable, "-m", "pytest", "-n0", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests],
-                cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)},
-                capture_output=True, text=True, timeout=HANGS, check=False,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "pytest",
+                    "-n0",
+                    "-x",
+                    "-q",
+                    "--no-header",
+                    "-p",
+                    "no:cacheprovider",
+                    *tests,
+                ],
+                cwd=copy,
+                env={**os.environ, "PYTHONPATH": str(copy)},
+                capture_output=True,
+                text=True,
+                timeout=HANGS,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             return True, "it hangs"
     if ran.returncode not in (0, 1):

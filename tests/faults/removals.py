@@ -13,11 +13,32 @@ from typing import NamedTuple
 
 from tests.faults.mutants import COPY, LINE, MUTANTS, PUBLISHED, STORE
 
-NAMES = frozenset({
-    "fsync", "fdatasync", "sync", "sync_directory", "write_file", "rename", "replace", "link",
-    "join", "wait", "synchronize", "wait_event", "wait_stream", "record_event", "record_stream",
-    "copy", "copy_", "_foreach_copy_", "clone", "deepcopy", "memmove", "move",
-})  # fmt: skip
+NAMES = frozenset(
+    {
+        "fsync",
+        "fdatasync",
+        "sync",
+        "sync_directory",
+        "write_file",
+        "rename",
+        "replace",
+        "link",
+        "join",
+        "wait",
+        "synchronize",
+        "wait_event",
+        "wait_stream",
+        "record_event",
+        "record_stream",
+        "copy",
+        "copy_",
+        "_foreach_copy_",
+        "clone",
+        "deepcopy",
+        "memmove",
+        "move",
+    }
+)
 """Of the functions and methods that are called."""
 COPIES = frozenset({"copy", "clone", "deepcopy"})
 """Those that are asked for what they return."""
@@ -25,13 +46,19 @@ COPIES = frozenset({"copy", "clone", "deepcopy"})
 _SAVER = (*COPY, "tests/checkpoint/test_saver_process.py", "tests/stops/test_second_interrupt.py")
 BY_VALUE = "tests/faults/test_by_value.py"
 _RESUMED = (
-    BY_VALUE, "tests/resume/test_resume_refused.py", "tests/resume/test_resume_settings.py",
-    "tests/resume/test_resume.py", "tests/resume/test_resume_samplers.py", "tests/resume/test_resume_exact.py",
+    BY_VALUE,
+    "tests/resume/test_resume_refused.py",
+    "tests/resume/test_resume_settings.py",
+    "tests/resume/test_resume.py",
+    "tests/resume/test_resume_samplers.py",
+    "tests/resume/test_resume_exact.py",
     "tests/resume/test_resume_late.py",
-)  # fmt: skip
+)
 _AVERAGED = (
-    "tests/checkpoint/test_copying.py", "tests/hooks/test_ema_checkpoint.py", "tests/hooks/test_ema.py",
-)  # fmt: skip
+    "tests/checkpoint/test_copying.py",
+    "tests/hooks/test_ema_checkpoint.py",
+    "tests/hooks/test_ema.py",
+)
 TESTS = {
     "checkpoint/saving/buffers.py": COPY,
     "checkpoint/store.py": STORE,

@@ -91,11 +91,16 @@ def make_trainer(kind: str, rank: int, directory: Path, others: Sequence[Hook] =
     torch.manual_seed(2 + share)  # of the dropout, which is another one on each rank with other data
     options = {"interval": 1, "by_epoch": False, "max_keep_ckpts": KEPT, **hook}
     return Trainer(
-        model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01), loss_fn=F.cross_entropy,
-        train_loader=data, max_iters=ITERATIONS, work_dir=directory, writers=[],
+        model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        loss_fn=F.cross_entropy,
+        train_loader=data,
+        max_iters=ITERATIONS,
+        work_dir=directory,
+        writers=[],
         hooks=[EMAHook(momentum=0.3), CheckpointHook(**options), *others],
         default_hooks={"garbage_collection": None, "preemption": None, "logger": None},
-    )  # fmt: skip
+    )
 
 
 def whole_state(trainer: Trainer) -> Tensors:

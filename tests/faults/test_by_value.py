@@ -193,9 +193,13 @@ def of_living_states(directory: Path, iterations: int) -> tuple[Trainer, Living,
     scheduler = Listed(optimizer, lambda step: 1.0)
     scheduler.seen = [iterations]
     trainer = build_trainer(
-        model=model, optimizer=optimizer, schedulers=[scheduler], hooks=[living, Picky()], max_iters=iterations,
+        model=model,
+        optimizer=optimizer,
+        schedulers=[scheduler],
+        hooks=[living, Picky()],
+        max_iters=iterations,
         work_dir=directory,
-    )  # fmt: skip
+    )
     trainer.train()
     return trainer, living, scheduler
 

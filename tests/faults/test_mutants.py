@@ -20,10 +20,18 @@ TRIED = (
 
 
 NO_CHECKPOINTS = {
-    "util/append_file.py", "costs/records.py", "cli/output_file.py", "tracing/files.py", "writers/csv_table.py",
-    "writers/event_log_writer.py", "eventlog/undelivered.py", "commands/client.py", "commands/inbox.py",
-    "commands/record.py", "sidecar/reports.py",
-}  # fmt: skip
+    "util/append_file.py",
+    "costs/records.py",
+    "cli/output_file.py",
+    "tracing/files.py",
+    "writers/csv_table.py",
+    "writers/event_log_writer.py",
+    "eventlog/undelivered.py",
+    "commands/client.py",
+    "commands/inbox.py",
+    "commands/record.py",
+    "sidecar/reports.py",
+}
 """What syncs or renames files of another kind."""
 
 

@@ -38,9 +38,12 @@ def busy(number: int) -> Iterator[None]:
 def begin(directory: Path) -> Forked:
     """Begin or resume the training, and return once it trains."""
     process = Forked(
-        ["-m", "tests.faults.updates", directory], cwd=Path(ROOT), env={**os.environ, "PYTHONPATH": ROOT},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        ["-m", "tests.faults.updates", directory],
+        cwd=Path(ROOT),
+        env={**os.environ, "PYTHONPATH": ROOT},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdout is not None
     if process.stdout.readline() != "begun\n":
         raise AssertionError(process.communicate()[1])

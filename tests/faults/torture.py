@@ -160,9 +160,15 @@ def try_mutants(directory: Path, chance: random.Random) -> Iterator[Tried]:
 
 
 PARTS: dict[str, Callable[[Path, random.Random], Iterator[Tried]]] = {
-    "kills": try_kills, "shards": try_shards, "operations": try_operations, "crashes": try_crashes, "damage": try_damage,
-    "resumes": try_resumes, "signals": try_signals, "mutants": try_mutants,
-}  # fmt: skip
+    "kills": try_kills,
+    "shards": try_shards,
+    "operations": try_operations,
+    "crashes": try_crashes,
+    "damage": try_damage,
+    "resumes": try_resumes,
+    "signals": try_signals,
+    "mutants": try_mutants,
+}
 
 
 def too_few(part: str, made: Counter[str]) -> int:

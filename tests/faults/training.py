@@ -36,11 +36,19 @@ def make_trainer(
     ]
     options = {"interval": 1, "max_keep_ckpts": KEPT, "save_best": "acc", **hook}
     return Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), loss_fn=F.mse_loss,
-        train_loader=data, max_iters=max_iters, work_dir=directory, bus=Bus(drain_timeout=20),
-        val_loader=[torch.zeros(1)], val_interval=1, val_step=_score, hooks=[CheckpointHook(**options), *others],
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        loss_fn=F.mse_loss,
+        train_loader=data,
+        max_iters=max_iters,
+        work_dir=directory,
+        bus=Bus(drain_timeout=20),
+        val_loader=[torch.zeros(1)],
+        val_interval=1,
+        val_step=_score,
+        hooks=[CheckpointHook(**options), *others],
         default_hooks={"garbage_collection": None, "preemption": None, "logger": None},
-    )  # fmt: skip
+    )
 
 
 def _score(trainer: Trainer, batch: Any) -> dict[str, float]:

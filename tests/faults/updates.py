@@ -34,15 +34,26 @@ def make_trainer(directory: Path) -> Trainer:
         return F.cross_entropy(scores, batch[1]) * (1 + trainer.batch_idx)
 
     trainer = Trainer(
-        model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01), train_step=step, train_loader=shuffled(8),
-        val_loader=batches(2), val_step=lambda trainer, batch: {"loss": F.cross_entropy(trainer.model(batch[0]), batch[1])},
-        max_iters=UPDATES, val_interval=3, unit="update", hooks=[EMAHook(momentum=0.1, validate="both")], writers=[],
-        work_dir=directory, bus=Bus(drain_timeout=DEADLINE),
+        model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        train_step=step,
+        train_loader=shuffled(8),
+        val_loader=batches(2),
+        val_step=lambda trainer, batch: {"loss": F.cross_entropy(trainer.model(batch[0]), batch[1])},
+        max_iters=UPDATES,
+        val_interval=3,
+        unit="update",
+        hooks=[EMAHook(momentum=0.1, validate="both")],
+        writers=[],
+        work_dir=directory,
+        bus=Bus(drain_timeout=DEADLINE),
         default_hooks={
-            "optimizer": {"cumulative_iters": 3}, "logger": None, "preemption": None,
+            "optimizer": {"cumulative_iters": 3},
+            "logger": None,
+            "preemption": None,
             "checkpoint": {"interval": 1, "by_epoch": False, "max_keep_ckpts": 2, "save_best": "ema/loss"},
         },
-    )  # fmt: skip
+    )
     trainer.remember("hidden", lambda: hidden[0], lambda state: hidden.__setitem__(0, state))
     return trainer
 

@@ -29,14 +29,23 @@ def test_replays_overwrite_nothing_that_is_kept(tmp_path: Path, way: str, window
     x = torch.randn(24, 32, 16)
     loader = [(each, (each.sum(1) > 0).long()) for each in x]
     trainer = Trainer(
-        model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3), loss_fn=F.cross_entropy, train_loader=loader,
-        val_loader=loader[:2], max_epochs=2, device="cuda", work_dir=tmp_path,
+        model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
+        loss_fn=F.cross_entropy,
+        train_loader=loader,
+        val_loader=loader[:2],
+        max_epochs=2,
+        device="cuda",
+        work_dir=tmp_path,
         compile={way: {"mode": "reduce-overhead"}},
         hooks=[
-            OptimizerHook(cumulative_iters=window), EMAHook(), CheckInvalidLossHook(interval=10),
-            LoggerHook(interval=10), CheckpointHook(interval=5, by_epoch=False),
+            OptimizerHook(cumulative_iters=window),
+            EMAHook(),
+            CheckInvalidLossHook(interval=10),
+            LoggerHook(interval=10),
+            CheckpointHook(interval=5, by_epoch=False),
         ],
-    )  # fmt: skip
+    )
     read: list[float] = []
 
     @trainer.bus.on("after_train_iter", priority=35)

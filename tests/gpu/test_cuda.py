@@ -50,9 +50,15 @@ def make_trainer(work_dir: Path, **options: Any) -> Trainer:
     ).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return Trainer(
-        model, optimizer=optimizer, loss_fn=F.cross_entropy, train_loader=loader, work_dir=work_dir, device="cuda",
-        schedulers=[torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=64)], **options,
-    )  # fmt: skip
+        model,
+        optimizer=optimizer,
+        loss_fn=F.cross_entropy,
+        train_loader=loader,
+        work_dir=work_dir,
+        device="cuda",
+        schedulers=[torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=64)],
+        **options,
+    )
 
 
 class NoSync(Hook):

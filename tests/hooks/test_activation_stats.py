@@ -26,9 +26,14 @@ def step(trainer: Any, batch: Any) -> Any:
 def make(make_trainer: MakeTrainer, hook: ActivationStats, **arguments: Any) -> Any:
     model = net()
     return make_trainer(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), train_loader=batches(4),
-        max_epochs=1, train_step=step, hooks=[hook, LoggerHook(interval=2)], **arguments,
-    )  # fmt: skip
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        train_loader=batches(4),
+        max_epochs=1,
+        train_step=step,
+        hooks=[hook, LoggerHook(interval=2)],
+        **arguments,
+    )
 
 
 def test_statistics_of_the_outputs(make_trainer: MakeTrainer) -> None:

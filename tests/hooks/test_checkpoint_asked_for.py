@@ -34,10 +34,14 @@ def make_run(make_trainer: Make, make_batches: Callable[[int], Any]) -> Make:
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
         return make_trainer(
-            model=model, optimizer=optimizer, val_loader=make_batches(2), val_step=earlier_is_more,
+            model=model,
+            optimizer=optimizer,
+            val_loader=make_batches(2),
+            val_step=earlier_is_more,
             schedulers=[torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.75)],
-            hooks=[CheckpointHook(save_best="loss", rule="greater", save_last=False)], **options,
-        )  # fmt: skip
+            hooks=[CheckpointHook(save_best="loss", rule="greater", save_last=False)],
+            **options,
+        )
 
     return make
 
@@ -72,9 +76,16 @@ MOMENTS = [
     ],
 )
 def test_it_is_of_the_iterations_whose_steps_are_made(
-    make_run: Make, unit: dict[str, Any], event_type: type[Event], at: int, priority: int, done: int, epoch: str,
-    iteration: str, tmp_path: Path,
-) -> None:  # fmt: skip
+    make_run: Make,
+    unit: dict[str, Any],
+    event_type: type[Event],
+    at: int,
+    priority: int,
+    done: int,
+    epoch: str,
+    iteration: str,
+    tmp_path: Path,
+) -> None:
     """The best checkpoint has the counters, name and schedulers of the validated weights, and a run resumed
     from it ends with the weights of the first run."""
     trainer = validating(make_run(**unit, work_dir=tmp_path / "first"), event_type, at, priority)

@@ -81,8 +81,13 @@ def test_the_order_is_that_of_saving(run: Run, tmp_path: Path) -> None:
         for path in tmp_path.rglob("manifest.json")
     }
     assert [order[key] for key in sorted(order)] == [
-        "run/epoch_1", "run/epoch_2", "run/epoch_3", "archive/run/epoch_3", "run/epoch_4", "archive/run/epoch_4",
-    ]  # fmt: skip
+        "run/epoch_1",
+        "run/epoch_2",
+        "run/epoch_3",
+        "archive/run/epoch_3",
+        "run/epoch_4",
+        "archive/run/epoch_4",
+    ]
     assert sorted(order) == [1, 2, 3, 4, 5, 6]
 
 

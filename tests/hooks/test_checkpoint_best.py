@@ -31,14 +31,18 @@ LONG_NAME = "a/../acc\x1b\0" + "x" * 300
     ("scores", "options", "name"),
     [
         ([{"loss": 2.0}, {"loss": 0.5}, {"loss": 1.0}], {"save_best": "loss"}, "best_loss_epoch_2"),
-        ([{"quality": 2.0}, {"quality": 0.5}], {"save_best": "quality", "rule": "less"}, "best_quality_epoch_2"),
+        (
+            [{"quality": 2.0}, {"quality": 0.5}],
+            {"save_best": "quality", "rule": "less"},
+            "best_quality_epoch_2",
+        ),
         ([{"acc": 0.5, "loss": 1.0}, {"acc": 0.25, "loss": 0.5}], {"save_best": "auto"}, "best_acc_epoch_1"),
         ([{"val/acc": 1.0}], {"save_best": "val/acc"}, "best_val_acc_epoch_1"),
         ([{LONG_NAME: 0.5}], {"save_best": LONG_NAME}, r"best_a_.._acc%1B%00xxx*_epoch_1"),
         ([0.5], {"filename_tmpl": "model_{}.pth"}, "best_acc_model_1"),
     ],
     ids=["loss", "rule", "auto", "slash", "long", "template"],
-)  # fmt: skip
+)
 def test_which_and_under_which_name(
     train: Train, files: Files, scores: list[Any], options: dict[str, Any], name: str
 ) -> None:
@@ -90,10 +94,14 @@ def test_best_without_a_validation_is_an_error(make_trainer: Make) -> None:
     ("run", "options", "expected"),
     [
         ({"max_epochs": 2}, {"interval": 8, "by_epoch": False}, {"best_acc_iter_8", "iter_8"}),
-        ({"max_epochs": 2}, {"interval": 8, "by_epoch": False, "filename_tmpl": "it_{}.pth"}, {"best_acc_it_8", "it_8"}),
+        (
+            {"max_epochs": 2},
+            {"interval": 8, "by_epoch": False, "filename_tmpl": "it_{}.pth"},
+            {"best_acc_it_8", "it_8"},
+        ),
         ({"max_iters": 8, "val_interval": 4}, {"save_last": False}, {"best_acc_iter_8"}),
     ],
-)  # fmt: skip
+)
 def test_best_is_named_by_the_hooks_own_unit(
     make_trainer: Make,
     scripted: Scripted,
@@ -180,8 +188,12 @@ def test_resume_prefers_the_regular_one_of_an_iteration(
 @pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("hook", "newest"),
-    [({"interval": 1}, "epoch_2"), ({"interval": 2, "by_epoch": False}, "iter_6"), ({"interval": -1}, "best_acc_iter_6")],
-)  # fmt: skip
+    [
+        ({"interval": 1}, "epoch_2"),
+        ({"interval": 2, "by_epoch": False}, "iter_6"),
+        ({"interval": -1}, "best_acc_iter_6"),
+    ],
+)
 def test_a_newer_best_one_is_taken(
     make_trainer: Make, scripted: Scripted, hook: dict[str, Any], newest: str
 ) -> None:
@@ -228,8 +240,13 @@ def test_every_manifest_has_the_last_scores(make_trainer: Make, scripted: Script
 
 
 @pytest.mark.parametrize(
-    "state", [{"kept": ["../victim"]}, {"bests": {"other": [0.0, "/victim", "other"]}}, {"bests_behind": {"acc": [[0.0, "a/../../victim", "acc"]]}}]
-)  # fmt: skip
+    "state",
+    [
+        {"kept": ["../victim"]},
+        {"bests": {"other": [0.0, "/victim", "other"]}},
+        {"bests_behind": {"acc": [[0.0, "a/../../victim", "acc"]]}},
+    ],
+)
 def test_a_state_that_lists_paths_is_refused(make_trainer: Make, state: dict[str, Any]) -> None:
     """A hook's state that lists a path is refused, because pruning would remove that path."""
     hook = CheckpointHook(save_best="acc")

@@ -191,14 +191,22 @@ def test_one_that_was_replaced_is_not_counted(
     ("when_busy", "interval", "iters", "expected"),
     [
         ("wait", 1, 3, ["iter_1", "iter_2", "iter_3"]),
-        *((when_busy, interval, iters, [f"iter_{interval}", f"iter_{iters}"])
-          for when_busy in ("skip", "replace") for interval, iters in ((1, 2), (2, 3))),
+        *(
+            (when_busy, interval, iters, [f"iter_{interval}", f"iter_{iters}"])
+            for when_busy in ("skip", "replace")
+            for interval, iters in ((1, 2), (2, 3))
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_last_is_always_saved(
-    slow: Callable[..., Slow], outcomes: Outcomes, caplog: pytest.LogCaptureFixture, when_busy: Any, interval: int,
-    iters: int, expected: list[str],
-) -> None:  # fmt: skip
+    slow: Callable[..., Slow],
+    outcomes: Outcomes,
+    caplog: pytest.LogCaptureFixture,
+    when_busy: Any,
+    interval: int,
+    iters: int,
+    expected: list[str],
+) -> None:
     """The last checkpoint is always saved, and with "wait" every one is."""
     slow(*expected[:-1])
 

@@ -121,10 +121,14 @@ def test_resume_takes_the_best_of_them(train: Train, make_trainer: Make, scores:
 @pytest.mark.parametrize(
     ("keep", "later", "kept"),
     [
-        (1, (0.625,), [2]), (1, (0.75,), [4]), (2, (0.5, 0.75), [2, 5]), (2, (0.375,), [2, 3]), (2, (0.25,), [2, 3]),
+        (1, (0.625,), [2]),
+        (1, (0.75,), [4]),
+        (2, (0.5, 0.75), [2, 5]),
+        (2, (0.375,), [2, 3]),
+        (2, (0.25,), [2, 3]),
         (2, (0.875, 0.9375), [4, 5]),
     ],
-)  # fmt: skip
+)
 def test_all_of_them_survive_a_resume(
     train: Train, files: Files, keep: int, later: tuple[float, ...], kept: list[int]
 ) -> None:
@@ -141,8 +145,14 @@ def test_all_of_them_survive_a_resume(
 @pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("first", "keep_best", "later", "kept"),
-    [(3, 1, 0.9375, [4]), (1, 2, 0.75, [2, 3]), (3, 1, 0.75, [1, 2, 3]), (3, 2, 0.75, [2, 4]), (3, -1, 0.125, [1, 2, 3, 4])],
-)  # fmt: skip
+    [
+        (3, 1, 0.9375, [4]),
+        (1, 2, 0.75, [2, 3]),
+        (3, 1, 0.75, [1, 2, 3]),
+        (3, 2, 0.75, [2, 4]),
+        (3, -1, 0.125, [1, 2, 3, 4]),
+    ],
+)
 def test_another_number_in_a_resumed_run(
     train: Train, files: Files, first: int, keep_best: int, later: float, kept: list[int]
 ) -> None:
@@ -186,11 +196,16 @@ def test_of_validations_of_one_name_the_best_stays(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(({"keep_best": number}, rf"keep_best must be -1, for all, or a positive int, got {number!r}")
-          for number in (0, True, "3", -2)),
-        ({"keep_best": 3, "save_best": None}, 'keep_best=3 needs a metric: save_best="accuracy", .* max_keep_ckpts=3$'),
+        *(
+            ({"keep_best": number}, rf"keep_best must be -1, for all, or a positive int, got {number!r}")
+            for number in (0, True, "3", -2)
+        ),
+        (
+            {"keep_best": 3, "save_best": None},
+            'keep_best=3 needs a metric: save_best="accuracy", .* max_keep_ckpts=3$',
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_numbers_are_refused(options: dict[str, Any], message: str) -> None:
     """An invalid `keep_best` is refused when the hook is built, with advice."""
     with pytest.raises(ValueError, match=message):

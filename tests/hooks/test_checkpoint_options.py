@@ -46,26 +46,52 @@ def test_template_names_the_directories(make_trainer: Make, files: Files, templa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(({"interval": value}, f"interval must be -1 or a positive int, got {value}") for value in (0, True)),
+        *(
+            ({"interval": value}, f"interval must be -1 or a positive int, got {value}")
+            for value in (0, True)
+        ),
         ({"max_keep_ckpts": 0}, "max_keep_ckpts must be -1 or a positive int, got 0"),
         ({"save_begin": -1}, "save_begin must be at least 0, got -1"),
         ({"rule": "grater"}, "rule must be 'greater' or 'less', got 'grater': did you mean 'greater'"),
         ({"save_best": "quality"}, "cannot infer from its name whether a greater 'quality' is better"),
         ({"save_best": 3}, "save_best must be a string or a list of strings, got 3"),
-        *(({"save_best": names}, "save_best must not be empty or have a name twice") for names in ([], ["a", "a"])),
+        *(
+            ({"save_best": names}, "save_best must not be empty or have a name twice")
+            for names in ([], ["a", "a"])
+        ),
         ({"save_best": ["acc", "auto"]}, "save_best='auto' cannot be combined"),
-        ({"save_best": ["acc/top", "acc_top"]}, "'acc/top' and 'acc_top' would be saved under the same name, best_acc_top"),
-        ({"save_best": ["acc", "loss", "f1"], "rule": ["greater", "less"]}, "rule: expected one, or one for each .*, got 2"),
-        ({"save_best": "quality", "greater_keys": "qual", "less_keys": "lity"}, "both match 'quality': pass rule="),
+        (
+            {"save_best": ["acc/top", "acc_top"]},
+            "'acc/top' and 'acc_top' would be saved under the same name, best_acc_top",
+        ),
+        (
+            {"save_best": ["acc", "loss", "f1"], "rule": ["greater", "less"]},
+            "rule: expected one, or one for each .*, got 2",
+        ),
+        (
+            {"save_best": "quality", "greater_keys": "qual", "less_keys": "lity"},
+            "both match 'quality': pass rule=",
+        ),
         ({"published_keys": 3}, "published_keys must be a string or a list of strings, got 3"),
-        *(({"published_keys": keys}, "published_keys must not be empty or have a name twice") for keys in ([], ["a", "a"])),
-        *(({"filename_tmpl": name}, r"filename_tmpl must have exactly one \{\}")
-          for name in ("model.pth", "{}_{}.pth", "{}_{x}.pth", "{}_}.pth")),
-        *(({"filename_tmpl": name}, "must be a plain name that does not begin with a dot") for name in ("sub/{}.pth", ".{}")),
+        *(
+            ({"published_keys": keys}, "published_keys must not be empty or have a name twice")
+            for keys in ([], ["a", "a"])
+        ),
+        *(
+            ({"filename_tmpl": name}, r"filename_tmpl must have exactly one \{\}")
+            for name in ("model.pth", "{}_{}.pth", "{}_{x}.pth", "{}_}.pth")
+        ),
+        *(
+            ({"filename_tmpl": name}, "must be a plain name that does not begin with a dot")
+            for name in ("sub/{}.pth", ".{}")
+        ),
         ({"overlap": 1}, "overlap must be True or False, got 1"),
-        ({"when_busy": "skipp"}, "when_busy must be 'wait' or 'skip' or 'replace', got 'skipp': did you mean 'skip'"),
+        (
+            {"when_busy": "skipp"},
+            "when_busy must be 'wait' or 'skip' or 'replace', got 'skipp': did you mean 'skip'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     """Every option is checked when the hook is built."""
     with pytest.raises((TypeError, ValueError), match=message):

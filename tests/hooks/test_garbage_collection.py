@@ -81,9 +81,13 @@ def test_no_full_collection_inside_a_step(
     """Nothing is collected in a step, however much it allocates; all generations are collected after evaluations.
     Without the hook Python collects in the middle of such steps."""
     trainer = make_trainer(
-        batches=12, max_epochs=2, train_step=allocate, val_loader=[torch.zeros(1)],
-        val_step=lambda trainer, batch: {"acc": 1.0}, default_hooks={"garbage_collection": hook},
-    )  # fmt: skip
+        batches=12,
+        max_epochs=2,
+        train_step=allocate,
+        val_loader=[torch.zeros(1)],
+        val_step=lambda trainer, batch: {"acc": 1.0},
+        default_hooks={"garbage_collection": hook},
+    )
     follow(trainer)
     seen.clear()
 
@@ -203,12 +207,16 @@ def raises(error: type[BaseException], where: str) -> End:
 @pytest.mark.parametrize(
     "end",
     [
-        stops, raises(RuntimeError, "after_train_iter"), raises(KeyboardInterrupt, "after_train"),
-        *(raises(RuntimeError, event) for event in
-          ("before_run", "before_train", "after_train_epoch", "after_train", "after_run")),
+        stops,
+        raises(RuntimeError, "after_train_iter"),
+        raises(KeyboardInterrupt, "after_train"),
+        *(
+            raises(RuntimeError, event)
+            for event in ("before_run", "before_train", "after_train_epoch", "after_train", "after_run")
+        ),
         *(raises(KeyboardInterrupt, event) for event in ("before_train_iter", "after_train_epoch")),
     ],
-)  # fmt: skip
+)
 def test_python_is_left_as_it_was(make_trainer: Make, bus: Bus, end: End) -> None:
     """Whatever ends the training, and wherever: collection is automatic again, nothing is frozen. (The fixture
     looks.)"""

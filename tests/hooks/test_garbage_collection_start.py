@@ -38,9 +38,14 @@ def of_width(width: int, directory: Path) -> Trainer:
     model = torch.nn.Linear(width, width)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return Trainer(
-        model, optimizer=optimizer, train_step=lambda trainer, batch: model.weight[0].sum(), max_epochs=1,
-        train_loader=[torch.zeros(1)] * 4, work_dir=directory, default_hooks={"checkpoint": None},
-    )  # fmt: skip
+        model,
+        optimizer=optimizer,
+        train_step=lambda trainer, batch: model.weight[0].sum(),
+        max_epochs=1,
+        train_loader=[torch.zeros(1)] * 4,
+        work_dir=directory,
+        default_hooks={"checkpoint": None},
+    )
 
 
 @pytest.mark.slow

@@ -106,9 +106,13 @@ def test_validation_in_between_belongs_to_none(
 @pytest.mark.parametrize("evaluate", ["val", "test"])
 @pytest.mark.parametrize(
     ("where", "priority"),
-    [("after_train_iter", "HIGHEST"), ("after_train_iter", "VERY_LOW"), ("after_backward", "NORMAL"),
-     ("before_train_iter", "NORMAL")],
-)  # fmt: skip
+    [
+        ("after_train_iter", "HIGHEST"),
+        ("after_train_iter", "VERY_LOW"),
+        ("after_backward", "NORMAL"),
+        ("before_train_iter", "NORMAL"),
+    ],
+)
 def test_evaluation_inside_a_hook_belongs_to_none(
     build: Make, evaluate: str, where: str, priority: str
 ) -> None:

@@ -76,15 +76,31 @@ def test_warm_up_is_left_out(run: Run) -> None:
     ("options", "run_options", "timed", "expected"),
     [
         # 47 x 0.75 s, and 47 x 2 s of the hook (the third iteration's too, not the last's) and 2 + 2 s of the end
-        ({"warmup_iter": 3}, {}, 47, ["47 iterations in 0:00:35 (0.750000 s / it)", "0:02:13 (0:01:38 on hooks)"]),
-        ({"warmup_iter": 3, "ignore_warmup_time": False}, {"batches": 4}, 4,
-         ["4 iterations in 0:00:03 (0.750000 s / it)", "0:00:13 (0:00:10 on hooks)"]),
+        (
+            {"warmup_iter": 3},
+            {},
+            47,
+            ["47 iterations in 0:00:35 (0.750000 s / it)", "0:02:13 (0:01:38 on hooks)"],
+        ),
+        (
+            {"warmup_iter": 3, "ignore_warmup_time": False},
+            {"batches": 4},
+            4,
+            ["4 iterations in 0:00:03 (0.750000 s / it)", "0:00:13 (0:00:10 on hooks)"],
+        ),
         ({"warmup_iter": 3}, {"batches": 2}, 0, ["0:00:04 (0:00:04 on hooks)"]),
-        ({"warmup_iter": 0}, {"batches": 2, "max_epochs": 2, "val_loader": [torch.zeros(1)]}, 4,
-         ["4 iterations in 0:00:03 (0.750000 s / it)", "0:02:21 (0:00:10 on hooks, 0:02:08 on evaluations)"]),
+        (
+            {"warmup_iter": 0},
+            {"batches": 2, "max_epochs": 2, "val_loader": [torch.zeros(1)]},
+            4,
+            [
+                "4 iterations in 0:00:03 (0.750000 s / it)",
+                "0:02:21 (0:00:10 on hooks, 0:02:08 on evaluations)",
+            ],
+        ),
     ],
     ids=["warm-up", "warm-up counted", "shorter than the warm-up", "evaluations"],
-)  # fmt: skip
+)
 def test_summary_counts_what_was_timed(
     run: Run, options: dict[str, Any], run_options: dict[str, Any], timed: int, expected: list[str]
 ) -> None:

@@ -80,10 +80,14 @@ def warnings_of_others(caplog: pytest.LogCaptureFixture) -> list[str]:
         (CountsAll, {"by_epoch": False}, "CountsAll has priority 95 in after_train_iter"),
         (CountsEpochs, {}, "CountsEpochs has priority 91 in after_train_epoch"),
         (lambda: at(95, PreciseBN()), {}, "PreciseBN has priority 95 in after_train_epoch"),
-        (lambda: at(90, LRScheduler()), {"by_epoch": False}, "LRScheduler has priority 90 in after_train_iter"),
+        (
+            lambda: at(90, LRScheduler()),
+            {"by_epoch": False},
+            "LRScheduler has priority 90 in after_train_iter",
+        ),
     ],
     ids=["iter", "generic", "epoch", "PreciseBN", "LRScheduler"],
-)  # fmt: skip
+)
 def test_late_hooks_are_told(
     make_trainer: Make, caplog: pytest.LogCaptureFixture, hook: Any, checkpoint: Any, begins: str
 ) -> None:
@@ -117,9 +121,13 @@ def at(priority: int, hook: Any) -> Any:
     ids=["epochs", "never", "in time", "stateless", "background", "checkpoint", "average"],
 )
 def test_nothing_is_told_of_others(
-    make_trainer: Make, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    hook: Any, checkpoint: Any,
-) -> None:  # fmt: skip
+    make_trainer: Make,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hook: Any,
+    checkpoint: Any,
+) -> None:
     """Saves at another event, hooks without a state, those in time, in the background, a second CheckpointHook, and an
     average before the checkpoint's turn are no reason for a warning."""
     monkeypatch.chdir(tmp_path)  # for a relative `out_dir`

@@ -50,10 +50,16 @@ class Unsized:
     ],
 )
 def test_interval_counts_the_batches_of_an_epoch(
-    make_trainer: Make, record_scalars: Record, make_batches: Callable[[int], Iterable[Any]],
-    loader: Callable[[Iterable[Any]], Iterable[Any]], count: int, epochs: int, interval: int, ignore_last: bool,
+    make_trainer: Make,
+    record_scalars: Record,
+    make_batches: Callable[[int], Iterable[Any]],
+    loader: Callable[[Iterable[Any]], Iterable[Any]],
+    count: int,
+    epochs: int,
+    interval: int,
+    ignore_last: bool,
     expected: list[int],
-) -> None:  # fmt: skip
+) -> None:
     """Logs come every `interval` batches of an epoch, at the end of a short one, and in the last iteration."""
     trainer = make_trainer(
         train_loader=loader(make_batches(count)), max_epochs=epochs, hooks=[LoggerHook(interval, ignore_last)]

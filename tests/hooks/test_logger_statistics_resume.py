@@ -93,10 +93,17 @@ def test_state_is_of_plain_numbers(make_trainer: Make) -> None:
 
     assert torch.load(path, weights_only=True)["hooks"]["logger"] == {
         "mean": {
-            "source": "x", "window": "global", "count": 7, "sum": 27.0, "least": 0.0, "most": 8.0, "current": 2.0, "epoch": 0,
+            "source": "x",
+            "window": "global",
+            "count": 7,
+            "sum": 27.0,
+            "least": 0.0,
+            "most": 8.0,
+            "current": 2.0,
+            "epoch": 0,
         },
         "last_five": {"source": "x", "window": "last", "values": [4.0, 1.0, 8.0, 5.0, 2.0]},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.representative(1)
@@ -144,8 +151,11 @@ def test_another_custom_cfg(make_trainer: Make, caplog: pytest.LogCaptureFixture
     assert "custom_cfg start without values: least, most, new;" in record.getMessage()
     x = [float(7 * iteration % 10) for iteration in range(12)]
     assert {k: v for k, v in resumed[12].items() if k != "least"} == {
-        "mean": max(x), "last_five": max(x[-2:]), "most": x[-1], "new": x[-1],
-    }  # fmt: skip
+        "mean": max(x),
+        "last_five": max(x[-2:]),
+        "most": x[-1],
+        "new": x[-1],
+    }
 
 
 def test_a_hook_of_ones_own_on_top(make_trainer: Make) -> None:

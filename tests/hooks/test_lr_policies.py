@@ -216,11 +216,18 @@ def test_one_cycle_equals_pytorchs(
     hook = OneCycleLrUpdaterHook(3.0, None, pct_start, strategy, 10.0, 100.0, three_phase)
     expected = torch_rates(
         lambda o: torch_lr.OneCycleLR(
-            o, 3.0, RUN, pct_start=pct_start, anneal_strategy=strategy, div_factor=10.0, final_div_factor=100.0,
-            three_phase=three_phase, cycle_momentum=False,
+            o,
+            3.0,
+            RUN,
+            pct_start=pct_start,
+            anneal_strategy=strategy,
+            div_factor=10.0,
+            final_div_factor=100.0,
+            three_phase=three_phase,
+            cycle_momentum=False,
         ),
         RUN - 1,
-    )  # fmt: skip
+    )
 
     assert rates(hook)[:RUN] == pytest.approx(expected)
 
@@ -328,7 +335,11 @@ def test_exactly_one_minimum(policy: Any) -> None:
     ("make", "error", "message"),
     [
         (lambda: StepLrUpdaterHook(0), ValueError, "step must be at least 1, got 0"),
-        (lambda: StepLrUpdaterHook(untyped("a")), TypeError, "step must be an int or a list of ints, got 'a'"),
+        (
+            lambda: StepLrUpdaterHook(untyped("a")),
+            TypeError,
+            "step must be an int or a list of ints, got 'a'",
+        ),
         (lambda: StepLrUpdaterHook([]), TypeError, r"step must be an int or a list of ints, got \[\]"),
         (lambda: StepLrUpdaterHook([2, 0]), ValueError, "each step must be at least 1, got 0"),
         (lambda: StepLrUpdaterHook(untyped([2, 3.0])), TypeError, "each step must be an int, got 3.0"),
@@ -340,29 +351,89 @@ def test_exactly_one_minimum(policy: Any) -> None:
         (lambda: InvLrUpdaterHook(1, power=0), ValueError, "power must be above 0, got 0"),
         (lambda: PolyLrUpdaterHook(0), ValueError, "power must be above 0, got 0"),
         (lambda: PolyLrUpdaterHook(min_lr=untyped("a")), TypeError, "min_lr must be a number, got 'a'"),
-        (lambda: FlatCosineAnnealingLrUpdaterHook(1, min_lr=0), TypeError, r"start_percent must be a float in \[0, 1\), got 1"),
-        (lambda: FlatCosineAnnealingLrUpdaterHook(1.0, min_lr=0), ValueError, "start_percent must be at least 0 and below 1, got 1.0"),
-        (lambda: CosineRestartLrUpdaterHook(untyped(5), min_lr=0), TypeError, "periods must be a list of ints, got 5"),
-        (lambda: CosineRestartLrUpdaterHook([0], min_lr=0), ValueError, "each of periods must be at least 1, got 0"),
-        (lambda: CosineRestartLrUpdaterHook([2, 3], min_lr=0), ValueError, "restart_weights must .* 2 periods, got 1"),
-        (lambda: CyclicLrUpdaterHook(by_epoch=True), ValueError, "CyclicLrUpdaterHook counts iterations, got by_epoch=True"),
-        (lambda: CyclicLrUpdaterHook(target_ratio=untyped("a")), TypeError, "target_ratio must be a number, got 'a'"),
-        (lambda: CyclicLrUpdaterHook(target_ratio=(1.0, 2.0, 3.0)), ValueError, r"target_ratio must be a number, \(peak,\) or \(peak, end\)"),
-        (lambda: CyclicLrUpdaterHook(target_ratio=(1.0, -2.0)), ValueError, "target_ratio must be above 0, got -2.0"),
+        (
+            lambda: FlatCosineAnnealingLrUpdaterHook(1, min_lr=0),
+            TypeError,
+            r"start_percent must be a float in \[0, 1\), got 1",
+        ),
+        (
+            lambda: FlatCosineAnnealingLrUpdaterHook(1.0, min_lr=0),
+            ValueError,
+            "start_percent must be at least 0 and below 1, got 1.0",
+        ),
+        (
+            lambda: CosineRestartLrUpdaterHook(untyped(5), min_lr=0),
+            TypeError,
+            "periods must be a list of ints, got 5",
+        ),
+        (
+            lambda: CosineRestartLrUpdaterHook([0], min_lr=0),
+            ValueError,
+            "each of periods must be at least 1, got 0",
+        ),
+        (
+            lambda: CosineRestartLrUpdaterHook([2, 3], min_lr=0),
+            ValueError,
+            "restart_weights must .* 2 periods, got 1",
+        ),
+        (
+            lambda: CyclicLrUpdaterHook(by_epoch=True),
+            ValueError,
+            "CyclicLrUpdaterHook counts iterations, got by_epoch=True",
+        ),
+        (
+            lambda: CyclicLrUpdaterHook(target_ratio=untyped("a")),
+            TypeError,
+            "target_ratio must be a number, got 'a'",
+        ),
+        (
+            lambda: CyclicLrUpdaterHook(target_ratio=(1.0, 2.0, 3.0)),
+            ValueError,
+            r"target_ratio must be a number, \(peak,\) or \(peak, end\)",
+        ),
+        (
+            lambda: CyclicLrUpdaterHook(target_ratio=(1.0, -2.0)),
+            ValueError,
+            "target_ratio must be above 0, got -2.0",
+        ),
         (lambda: CyclicLrUpdaterHook(cyclic_times=0), ValueError, "cyclic_times must be at least 1, got 0"),
-        (lambda: CyclicLrUpdaterHook(step_ratio_up=1.0), ValueError, "step_ratio_up must be at least 0 and below 1, got 1.0"),
+        (
+            lambda: CyclicLrUpdaterHook(step_ratio_up=1.0),
+            ValueError,
+            "step_ratio_up must be at least 0 and below 1, got 1.0",
+        ),
         (lambda: CyclicLrUpdaterHook(gamma=1.5), ValueError, "gamma must be above 0 and at most 1, got 1.5"),
-        (lambda: CyclicLrUpdaterHook(anneal_strategy="exp"), ValueError, "anneal_strategy must be 'cos' or 'linear', got 'exp'"),
+        (
+            lambda: CyclicLrUpdaterHook(anneal_strategy="exp"),
+            ValueError,
+            "anneal_strategy must be 'cos' or 'linear', got 'exp'",
+        ),
         (lambda: OneCycleLrUpdaterHook(untyped("a")), TypeError, "max_lr must be a number, got 'a'"),
         (lambda: OneCycleLrUpdaterHook([1.0, 0.0]), ValueError, "max_lr must be above 0, got 0.0"),
         (lambda: OneCycleLrUpdaterHook({"a": -1.0}), ValueError, "max_lr must be above 0, got -1.0"),
-        (lambda: OneCycleLrUpdaterHook(1.0, total_steps=untyped(2.5)), TypeError, "total_steps must be an int, got 2.5"),
-        (lambda: OneCycleLrUpdaterHook(1.0, pct_start=1), TypeError, "pct_start must be a float between 0 and 1, got 1"),
-        (lambda: OneCycleLrUpdaterHook(1.0, pct_start=1.5), ValueError, "pct_start must be at least 0 and at most 1, got 1.5"),
+        (
+            lambda: OneCycleLrUpdaterHook(1.0, total_steps=untyped(2.5)),
+            TypeError,
+            "total_steps must be an int, got 2.5",
+        ),
+        (
+            lambda: OneCycleLrUpdaterHook(1.0, pct_start=1),
+            TypeError,
+            "pct_start must be a float between 0 and 1, got 1",
+        ),
+        (
+            lambda: OneCycleLrUpdaterHook(1.0, pct_start=1.5),
+            ValueError,
+            "pct_start must be at least 0 and at most 1, got 1.5",
+        ),
         (lambda: OneCycleLrUpdaterHook(1.0, div_factor=0), ValueError, "div_factor must be above 0, got 0"),
-        (lambda: OneCycleLrUpdaterHook(1.0, by_epoch=True), ValueError, "OneCycleLrUpdaterHook counts iterations"),
+        (
+            lambda: OneCycleLrUpdaterHook(1.0, by_epoch=True),
+            ValueError,
+            "OneCycleLrUpdaterHook counts iterations",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_refused(make: Callable[[], Any], error: type[Exception], message: str) -> None:
     """The constructor says what was expected and what came."""
     with pytest.raises(error, match=message):
@@ -372,14 +443,26 @@ def test_bad_arguments_are_refused(make: Callable[[], Any], error: type[Exceptio
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        (CosineRestartLrUpdaterHook([2], min_lr=0, by_epoch=False), "periods are 2 together, and the run has 4"),
+        (
+            CosineRestartLrUpdaterHook([2], min_lr=0, by_epoch=False),
+            "periods are 2 together, and the run has 4",
+        ),
         (CyclicLrUpdaterHook(cyclic_times=5), "cyclic_times=5 .*got 4"),
-        (OneCycleLrUpdaterHook(1.0, total_steps=3), "total_steps=3 is shorter than the run, which has 4 iterations"),
-        (OneCycleLrUpdaterHook([1.0, 2.0]), r"max_lr must be one number, or one for each of the 1 param groups, got \[1.0, 2.0\]"),
-        (OneCycleLrUpdaterHook({"SDG": 1.0}), "max_lr has no value for the optimizer 'SGD': did you mean 'SDG'"),
+        (
+            OneCycleLrUpdaterHook(1.0, total_steps=3),
+            "total_steps=3 is shorter than the run, which has 4 iterations",
+        ),
+        (
+            OneCycleLrUpdaterHook([1.0, 2.0]),
+            r"max_lr must be one number, or one for each of the 1 param groups, got \[1.0, 2.0\]",
+        ),
+        (
+            OneCycleLrUpdaterHook({"SDG": 1.0}),
+            "max_lr has no value for the optimizer 'SGD': did you mean 'SDG'",
+        ),
     ],
     ids=["restart", "cyclic", "one cycle", "groups", "name"],
-)  # fmt: skip
+)
 def test_what_does_not_fit_the_run_is_refused(make_trainer: MakeTrainer, hook: Hook, message: str) -> None:
     """When the trainer is built, not when the iteration comes."""
     with pytest.raises(ValueError, match=message):

@@ -48,8 +48,12 @@ def test_takes_the_place_of_the_default_hook(make_trainer: MakeTrainer) -> None:
     model, optimizer = linear()
     schedulers = [StepLR(optimizer, 1, 0.5)]
     trainer = make_trainer(
-        model=model, optimizer=optimizer, schedulers=schedulers, hooks=[LRScheduler()], default_hooks=NO_LOGGER
-    )  # fmt: skip
+        model=model,
+        optimizer=optimizer,
+        schedulers=schedulers,
+        hooks=[LRScheduler()],
+        default_hooks=NO_LOGGER,
+    )
 
     trainer.train()
 
@@ -99,9 +103,13 @@ def test_scheduler_is_saved_and_resumed(make_trainer: MakeTrainer, tmp_path: Pat
     def build() -> Trainer:
         model, optimizer = linear()
         return make_trainer(
-            model=model, optimizer=optimizer, hooks=[LRScheduler(scheduler=StepLR(optimizer, 2, 0.5))], max_epochs=2,
-            default_hooks={**NO_LOGGER, "checkpoint": CheckpointHook(interval=1, by_epoch=False)}, work_dir=tmp_path,
-        )  # fmt: skip
+            model=model,
+            optimizer=optimizer,
+            hooks=[LRScheduler(scheduler=StepLR(optimizer, 2, 0.5))],
+            max_epochs=2,
+            default_hooks={**NO_LOGGER, "checkpoint": CheckpointHook(interval=1, by_epoch=False)},
+            work_dir=tmp_path,
+        )
 
     first = build()
     first.bus.subscribe(

@@ -64,9 +64,15 @@ def rates(make_trainer: MakeTrainer) -> Callable[..., list[float]]:
 
 
 def mmcv_rates(
-    get_lr: Callable[[int, int], float], warmup: str | None, length: int, ratio: float, epochs: int, batches: int,
-    *, by_epoch: bool,
-) -> list[float]:  # fmt: skip
+    get_lr: Callable[[int, int], float],
+    warmup: str | None,
+    length: int,
+    ratio: float,
+    epochs: int,
+    batches: int,
+    *,
+    by_epoch: bool,
+) -> list[float]:
     """mmcv 1.7.2's before_train_epoch and before_train_iter, written out; `get_lr(epoch, iter)`."""
     used, iteration, lr = [], 0, 1.0
     for epoch in range(epochs):
@@ -190,8 +196,12 @@ def test_hand_written_loop_knows_its_length(
     hook = PolyLrUpdaterHook(by_epoch=False)
     model = torch.nn.Linear(2, 1)
     trainer = make_trainer(
-        model=model, optimizer=SGD(model.parameters(), lr=1.0), hooks=[hook, recorder], train_loader=None, max_epochs=2,
-    )  # fmt: skip
+        model=model,
+        optimizer=SGD(model.parameters(), lr=1.0),
+        hooks=[hook, recorder],
+        train_loader=None,
+        max_epochs=2,
+    )
     loader = make_batches(2)
     for _ in trainer.epochs():
         for inputs, target in trainer.batches(loader):
@@ -207,9 +217,14 @@ def build(make_trainer: MakeTrainer, hook: Hook, folder: Path, *, lr: float = 1.
     """A trainer that saves every second iteration."""
     model, recorder = torch.nn.Linear(2, 1), Rates()
     trainer = make_trainer(
-        model=model, optimizer=SGD(model.parameters(), lr=lr), hooks=[hook, recorder], max_epochs=3, batches=4,
-        work_dir=folder, default_hooks={"checkpoint": CheckpointHook(interval=2, by_epoch=False)},
-    )  # fmt: skip
+        model=model,
+        optimizer=SGD(model.parameters(), lr=lr),
+        hooks=[hook, recorder],
+        max_epochs=3,
+        batches=4,
+        work_dir=folder,
+        default_hooks={"checkpoint": CheckpointHook(interval=2, by_epoch=False)},
+    )
     return trainer, recorder
 
 
@@ -294,16 +309,32 @@ def test_checkpoint_without_schedule_does_not_make_its_last_rate_the_base(
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"warmup": "linea", "warmup_iters": 1}, ValueError, "warmup must be 'constant' or 'linear' or 'exp', got 'linea': did you mean 'linear'"),
+        (
+            {"warmup": "linea", "warmup_iters": 1},
+            ValueError,
+            "warmup must be 'constant' or 'linear' or 'exp', got 'linea': did you mean 'linear'",
+        ),
         ({"warmup": "exp"}, ValueError, "warmup_iters must be at least 1, got 0"),
         ({"warmup": "exp", "warmup_iters": -3}, ValueError, "warmup_iters must be at least 1, got -3"),
         ({"warmup": "exp", "warmup_iters": 2.5}, TypeError, "warmup_iters must be an int, got 2.5"),
-        ({"warmup": "exp", "warmup_iters": 2, "warmup_ratio": 0}, ValueError, "warmup_ratio must be above 0 and at most 1, got 0"),
-        ({"warmup": "exp", "warmup_iters": 2, "warmup_ratio": 1.5}, ValueError, "warmup_ratio must be above 0 and at most 1"),
-        ({"warmup": "exp", "warmup_iters": 2, "warmup_ratio": "a"}, TypeError, "warmup_ratio must be a number, got 'a'"),
+        (
+            {"warmup": "exp", "warmup_iters": 2, "warmup_ratio": 0},
+            ValueError,
+            "warmup_ratio must be above 0 and at most 1, got 0",
+        ),
+        (
+            {"warmup": "exp", "warmup_iters": 2, "warmup_ratio": 1.5},
+            ValueError,
+            "warmup_ratio must be above 0 and at most 1",
+        ),
+        (
+            {"warmup": "exp", "warmup_iters": 2, "warmup_ratio": "a"},
+            TypeError,
+            "warmup_ratio must be a number, got 'a'",
+        ),
         ({"by_epoch": "no"}, TypeError, r"by_epoch must be True or False, got 'no'"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     """The constructor says what was expected and what came."""
     with pytest.raises(error, match=message):
@@ -369,11 +400,17 @@ class Endless:
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        (PolyLrUpdaterHook(by_epoch=False), "PolyLrUpdaterHook with by_epoch=False .* max_iters .* limit_batches"),
-        (Halve(warmup="exp", warmup_iters=1, warmup_by_epoch=True), "Halve with warmup_by_epoch=True .* warmup_iters .* limit_batches"),
+        (
+            PolyLrUpdaterHook(by_epoch=False),
+            "PolyLrUpdaterHook with by_epoch=False .* max_iters .* limit_batches",
+        ),
+        (
+            Halve(warmup="exp", warmup_iters=1, warmup_by_epoch=True),
+            "Halve with warmup_by_epoch=True .* warmup_iters .* limit_batches",
+        ),
     ],
     ids=["length of the run", "length of an epoch"],
-)  # fmt: skip
+)
 def test_length_nobody_knows_is_refused(make_trainer: MakeTrainer, hook: Hook, message: str) -> None:
     """The trainer is not built, and the error says what to change; each of these changes helps."""
     with pytest.raises(ValueError, match=message):

@@ -48,9 +48,12 @@ def test_resident_memory_is_that_of_the_process() -> None:
 
 @pytest.mark.parametrize(("folder", "expected"), [("/proc/self", {"memory/resident"}), ("/nowhere", set())])
 def test_on_the_cpu_there_is_no_device_metric(
-    make_trainer: Make, record_scalars: Record, monkeypatch: pytest.MonkeyPatch, folder: str,
+    make_trainer: Make,
+    record_scalars: Record,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: str,
     expected: set[str],
-) -> None:  # fmt: skip
+) -> None:
     """The host's memory alone; a system without /proc has none, and the training goes on."""
     substitute(monkeypatch, "memory.STATM", Path(folder, "statm"))
     trainer = make_trainer(hooks=[MemoryHook(interval=1), LoggerHook(1)])

@@ -61,8 +61,13 @@ def test_order_of_one_step(make_trainer: Callable[..., Trainer], monkeypatch: py
     make_trainer(batches=1, model=model, optimizer=optimizer, hooks=hooks).train()
 
     assert calls == [
-        "zero_grad", "after_backward", "clip", "before_optimizer_step", "step", "after_optimizer_step",
-    ]  # fmt: skip
+        "zero_grad",
+        "after_backward",
+        "clip",
+        "before_optimizer_step",
+        "step",
+        "after_optimizer_step",
+    ]
 
 
 @pytest.mark.representative(2)

@@ -158,15 +158,23 @@ ONE = torch.optim.SGD([torch.zeros(1)], lr=0.1)
 @pytest.mark.parametrize(
     ("optimizer", "error", "message"),
     [
-        ({}, ValueError, r"optimizer is an empty mapping: pass one optimizer, a dict\(name=optimizer\), or None"),
+        (
+            {},
+            ValueError,
+            r"optimizer is an empty mapping: pass one optimizer, a dict\(name=optimizer\), or None",
+        ),
         ({"g": "SGD"}, TypeError, r"optimizer\['g'\] must be a torch.optim.Optimizer, got 'SGD'"),
         ({"g": torch.optim.SGD}, TypeError, r"optimizer\['g'\] must be a torch.optim.Optimizer, got <class"),
         ({0: ONE}, TypeError, "the names of optimizers must be .*got 0"),
         ({"": ONE}, TypeError, "the names of optimizers must be .*got ''"),
-        ({"g": ONE, "d": ONE}, ValueError, r"two of the optimizers \['d', 'g'\] are one object.*stepped twice"),
+        (
+            {"g": ONE, "d": ONE},
+            ValueError,
+            r"two of the optimizers \['d', 'g'\] are one object.*stepped twice",
+        ),
         ([ONE], TypeError, r"optimizer must be a torch.optim.Optimizer, got \["),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_optimizer_is_refused(
     make_trainer: MakeTrainer, optimizer: Any, error: type[Exception], message: str
 ) -> None:

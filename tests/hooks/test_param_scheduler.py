@@ -244,9 +244,14 @@ def test_validation_between_two_trainings_does_not_count(
     rates = Rates()
     options = scripted(*[{"loss": value} for value in (1.0, 0.75, 2.0, 2.0, 0.5)])
     trainer = make_trainer(
-        model=model, optimizer=optimizer, schedulers=[plateau(optimizer)], hooks=[rates], batches=1, max_epochs=3,
+        model=model,
+        optimizer=optimizer,
+        schedulers=[plateau(optimizer)],
+        hooks=[rates],
+        batches=1,
+        max_epochs=3,
         **options,
-    )  # fmt: skip
+    )
     trainer.bus.subscribe(
         lambda trainer, event: trainer.stop("enough"), "after_val_epoch", start=1, once=True
     )

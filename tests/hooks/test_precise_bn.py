@@ -238,9 +238,12 @@ def test_interrupted_and_resumed(make: Make, at: int, tmp_path: Path) -> None:
 
     def run(folder: str, stop_at: int | None = None, *, resume: bool = False) -> dict[str, Any]:
         trainer = make(
-            PreciseBN(interval=1, num_iter=2), train_loader=loader_of(), max_epochs=3, work_dir=tmp_path / folder,
+            PreciseBN(interval=1, num_iter=2),
+            train_loader=loader_of(),
+            max_epochs=3,
+            work_dir=tmp_path / folder,
             default_hooks={"checkpoint": CheckpointHook()},
-        )  # fmt: skip
+        )
 
         def stop(trainer: Trainer, event: AfterTrainIter) -> None:
             if event.iter + 1 == stop_at:
@@ -375,9 +378,13 @@ def test_a_stop_ends_the_pass(make: Make, caplog: pytest.LogCaptureFixture) -> N
 
     assert len(ran) == 2
     assert trainer.epoch == 1
-    torch.testing.assert_close(dict(trainer.model.state_dict()), {**before[0], **{
-        name: value for name, value in trainer.model.state_dict().items() if "num_batches" in name
-    }})  # fmt: skip
+    torch.testing.assert_close(
+        dict(trainer.model.state_dict()),
+        {
+            **before[0],
+            **{name: value for name, value in trainer.model.state_dict().items() if "num_batches" in name},
+        },
+    )
     assert "the run is stopping: the running averages stay" in caplog.text
 
 

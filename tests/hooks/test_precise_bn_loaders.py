@@ -140,10 +140,14 @@ def test_the_checkpoint_has_the_place_of_the_training(
     after = []
     for part, stop_at in enumerate((stop, None)):
         trainer, of_part = trained(
-            make_trainer, LOADERS[loader](), PreciseBN(interval=1, num_iter=2, by_epoch=False), stop=stop_at,
-            max_epochs=3, work_dir=tmp_path / "parts",
+            make_trainer,
+            LOADERS[loader](),
+            PreciseBN(interval=1, num_iter=2, by_epoch=False),
+            stop=stop_at,
+            max_epochs=3,
+            work_dir=tmp_path / "parts",
             default_hooks={"checkpoint": CheckpointHook(interval=1, by_epoch=False)},
-        )  # fmt: skip
+        )
         if part:
             trainer.resume(tmp_path / "parts" / f"iter_{stop}")
         trainer.train()
@@ -173,9 +177,13 @@ def test_a_pass_that_was_missed_leaves_the_place(
     def build() -> tuple[Trainer, list[Any]]:
         hook = PreciseBN(interval=4, num_iter=3, by_epoch=False, forward=forward)
         return trained(
-            make_trainer, LOADERS[loader](), hook, max_epochs=3, work_dir=tmp_path / "parts",
+            make_trainer,
+            LOADERS[loader](),
+            hook,
+            max_epochs=3,
+            work_dir=tmp_path / "parts",
             default_hooks={"checkpoint": CheckpointHook()},
-        )  # fmt: skip
+        )
 
     trainer, after = build()
     trainer.train()

@@ -384,8 +384,11 @@ def test_forms_of_batches(form: str) -> None:
         "triple": ((rows, other, other), lambda batch: batch),
         "tensor": (rows, lambda batch: batch),
         "mapping": ({"inputs": rows}, lambda batch: batch["inputs"]),
-        "list of mappings": ([{"row": row} for row in rows], lambda batch: torch.stack([b["row"] for b in batch])),
-    }  # fmt: skip
+        "list of mappings": (
+            [{"row": row} for row in rows],
+            lambda batch: torch.stack([b["row"] for b in batch]),
+        ),
+    }
     batch, inputs_of = forms[form]
 
     class Model(nn.Module):

@@ -183,12 +183,24 @@ def other_buffer(tensor: torch.Tensor) -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Extra(), r"dense tensors by name and nothing nested: _extra_state is a dict; use published_format='pth'"),
-        (Overlapping(), r"first and weight overlap in memory and are not the same; use published_format='pth'"),
-        (other_buffer(torch.zeros(2).to_sparse()), r"nothing nested: other is a tensor of layout torch.sparse_coo"),
-        (other_buffer(torch.zeros(2, dtype=torch.complex128)), r"nothing nested: other is of torch.complex128"),
+        (
+            Extra(),
+            r"dense tensors by name and nothing nested: _extra_state is a dict; use published_format='pth'",
+        ),
+        (
+            Overlapping(),
+            r"first and weight overlap in memory and are not the same; use published_format='pth'",
+        ),
+        (
+            other_buffer(torch.zeros(2).to_sparse()),
+            r"nothing nested: other is a tensor of layout torch.sparse_coo",
+        ),
+        (
+            other_buffer(torch.zeros(2, dtype=torch.complex128)),
+            r"nothing nested: other is of torch.complex128",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_model_that_cannot_be_published_is_refused(
     make_trainer: Make, model: torch.nn.Module, message: str
 ) -> None:
@@ -210,10 +222,13 @@ def test_another_key_is_published(publish: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"layer": {"weight": torch.ones(2)}, "n": 3}, r"nothing nested: layer is a dict, n is a int; use published_format"),
+        (
+            {"layer": {"weight": torch.ones(2)}, "n": 3},
+            r"nothing nested: layer is a dict, n is a int; use published_format",
+        ),
         ([torch.ones(2)], r"its mean, cannot be written as safetensors: it is a list"),
     ],
-)  # fmt: skip
+)
 def test_nested_keys_are_refused_by_name(make_trainer: Make, part: Any, message: str) -> None:
     """The checkpoint is saved by then."""
     hook = CheckpointHook(published_keys="mean", published_format="safetensors")
@@ -273,16 +288,22 @@ def test_a_full_disk_leaves_nothing_behind(make_trainer: Make, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"published_format": "safetensor"}, "published_format must be 'pth' or 'safetensors', got 'safetensor': did you mean 'safetensors'"),
+        (
+            {"published_format": "safetensor"},
+            "published_format must be 'pth' or 'safetensors', got 'safetensor': did you mean 'safetensors'",
+        ),
         ({"published_format": None}, "published_format must be 'pth' or 'safetensors', got None"),
         ({"published_format": "safetensors"}, "holds the tensors of one key, .* got published_keys=None"),
         (
             {"published_format": "safetensors", "published_keys": ["state_dict", "meta"]},
             r"holds the tensors of one key, .* got published_keys=\['state_dict', 'meta'\]",
         ),
-        ({"published_format": "safetensors", "published_keys": "optimizer"}, "got published_keys='optimizer'"),
+        (
+            {"published_format": "safetensors", "published_keys": "optimizer"},
+            "got published_keys='optimizer'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     """By the hook's constructor."""
     with pytest.raises(ValueError, match=message):

@@ -50,11 +50,15 @@ def make(make_trainer: MakeTrainer) -> Callable[..., Trainer]:
         own, optimizer = [] if hook is None else [hook], torch.optim.SGD(model.parameters(), lr=0.1)
         schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, changes.pop("decay", 1.0))]
         trainer = make_trainer(
-            model=model, optimizer=optimizer, schedulers=schedulers, train_step=Numbers(loss),
+            model=model,
+            optimizer=optimizer,
+            schedulers=schedulers,
+            train_step=Numbers(loss),
             train_loader=[torch.full((1, 1), float(number)) for number in range(count)],
             hooks=[CheckpointHook(10, by_epoch=False), *own, *changes.pop("hooks", [])],
-            default_hooks={"logger": {"interval": INTERVAL}}, **{"max_epochs": 1, **changes},
-        )  # fmt: skip
+            default_hooks={"logger": {"interval": INTERVAL}},
+            **{"max_epochs": 1, **changes},
+        )
 
         def read(trainer: Trainer, event: Any) -> None:
             if (event.batch_idx + 1) % INTERVAL == 0:

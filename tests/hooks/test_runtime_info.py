@@ -30,12 +30,16 @@ def step_with(**more: Any) -> Callable[[Trainer, Any], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        *((value, 0.5) for value in
-          (0.5, torch.tensor(0.5), torch.tensor([[0.5]]), np.float32(0.5), np.array([0.5]))),
-        (3, 3.0), (True, 1.0), (np.int64(3), 3.0),
+        *(
+            (value, 0.5)
+            for value in (0.5, torch.tensor(0.5), torch.tensor([[0.5]]), np.float32(0.5), np.array([0.5]))
+        ),
+        (3, 3.0),
+        (True, 1.0),
+        (np.int64(3), 3.0),
         *((value, None) for value in (torch.zeros(2), np.zeros(3), "text", None, [1.0])),
     ],
-)  # fmt: skip
+)
 def test_every_single_number_of_the_outputs_is_put(
     make_trainer: Make, value: Any, expected: float | None
 ) -> None:

@@ -54,9 +54,12 @@ def build(make_trainer: MakeTrainer) -> Build:
         optimizer = SGD(model.parameters(), lr=1.0, momentum=0.9)
         options = {"max_epochs": EPOCHS} | options if "max_iters" not in options else options
         return make_trainer(
-            model=model, optimizer=optimizer, schedulers=[schedule(optimizer)],
-            hooks=[ParamSchedulerHook(by_epoch=by_epoch)], **options,
-        )  # fmt: skip
+            model=model,
+            optimizer=optimizer,
+            schedulers=[schedule(optimizer)],
+            hooks=[ParamSchedulerHook(by_epoch=by_epoch)],
+            **options,
+        )
 
     return build
 

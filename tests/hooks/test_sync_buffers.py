@@ -132,9 +132,12 @@ def test_the_models_own_buffers_are_synced_before_an_average_is_put_there(
     substitute(monkeypatch, "sync_buffers.sync_buffers", fill)
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     trainer = make_trainer(
-        model=model, hooks=[EMAHook(update_buffers=update_buffers), SyncBuffersHook()], max_iters=4,
-        val_interval=2, **scripted(0.1, 0.2),
-    )  # fmt: skip
+        model=model,
+        hooks=[EMAHook(update_buffers=update_buffers), SyncBuffersHook()],
+        max_iters=4,
+        val_interval=2,
+        **scripted(0.1, 0.2),
+    )
     trainer.world_size = 2
     trainer.train()
 
@@ -149,9 +152,12 @@ def test_an_epoch_that_was_cut_short_is_not_over(
     has them synced. A stop in the epoch's last iteration ends it as any other."""
     seen: list[int] = []
     trainer = make_trainer(
-        hooks=[SyncBuffersHook()], batches=3, max_epochs=2, test_loader=[torch.zeros(1)],
+        hooks=[SyncBuffersHook()],
+        batches=3,
+        max_epochs=2,
+        test_loader=[torch.zeros(1)],
         val_step=lambda trainer, batch: {"acc": batch},
-    )  # fmt: skip
+    )
     trainer.bus.subscribe(
         lambda trainer, event: trainer.stop("enough") if event.iter + 1 == stopped_after else None,
         "after_train_iter",

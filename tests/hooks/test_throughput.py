@@ -118,9 +118,13 @@ def test_an_evaluation_is_no_part_of_the_time(timed: Make, clock: Clock) -> None
     """A validation between or within iterations does not lower the rates."""
     around = CallbackHook(before_val=lambda event: clock.advance(64.0))
     trainer = timed(
-        ThroughputHook(), hooks=[around, ThroughputHook(interval=1)], val_loader=[torch.zeros(1)],
-        val_step=lambda trainer, batch: {"acc": 0.5}, max_iters=7, val_interval=1,
-    )  # fmt: skip
+        ThroughputHook(),
+        hooks=[around, ThroughputHook(interval=1)],
+        val_loader=[torch.zeros(1)],
+        val_step=lambda trainer, batch: {"acc": 0.5},
+        max_iters=7,
+        val_interval=1,
+    )
 
     trainer.train()
 
@@ -214,9 +218,13 @@ def test_counting_changes_no_weight(timed: Make) -> None:
     counted = counting(timed)
     counted.train()
     plain = timed(
-        ThroughputHook(), sizes=(BATCH,) * 4, hooks=[], model=(model := two_layers()),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1), work_dir=counted.work_dir / "plain",
-    )  # fmt: skip
+        ThroughputHook(),
+        sizes=(BATCH,) * 4,
+        hooks=[],
+        model=(model := two_layers()),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        work_dir=counted.work_dir / "plain",
+    )
     plain.train()
 
     pairs = zip(counted.model.parameters(), plain.model.parameters(), strict=True)
@@ -360,14 +368,22 @@ def test_a_step_without_counted_operations_is_said(timed: Make, caplog: pytest.L
     ("options", "error", "message"),
     [
         ({"interval": 0}, ValueError, "interval must be at least 1, got 0"),
-        ({"count": len}, TypeError, r"count must map names of units to functions, .*got <built-in function len>"),
+        (
+            {"count": len},
+            TypeError,
+            r"count must map names of units to functions, .*got <built-in function len>",
+        ),
         ({"count": {3: len}}, TypeError, "count must have names of units as keys, got 3"),
         ({"count": {"tokens": 3}}, TypeError, r"count\['tokens'\] must be a function .*got 3"),
-        ({"flops": True, "peak_flops": "1e12"}, TypeError, "peak_flops must be a number of FLOP/s, got '1e12'"),
+        (
+            {"flops": True, "peak_flops": "1e12"},
+            TypeError,
+            "peak_flops must be a number of FLOP/s, got '1e12'",
+        ),
         ({"flops": True, "peak_flops": 0}, ValueError, "peak_flops must be above 0 FLOP/s, got 0"),
         ({"peak_flops": 1e12}, ValueError, "peak_flops=1000000000000.0 needs flops=True"),
     ],
-)  # fmt: skip
+)
 def test_options_that_cannot_be(options: dict[str, Any], error: type[Exception], message: str) -> None:
     """The option, what was expected and what came."""
     with pytest.raises(error, match=message):

@@ -100,8 +100,11 @@ def test_draw_sees_batch_and_outputs(images: Images) -> None:
     seen = images(VisualizationHook(1, draw), [torch.ones(1), torch.zeros(1)])
 
     assert [(e.name, int(pixels(e)[0, 0, 0])) for e in seen] == [
-        ("whole/0", 255), ("part/0", 255), ("whole/1", 0), ("part/1", 0),
-    ]  # fmt: skip
+        ("whole/0", 255),
+        ("part/0", 255),
+        ("whole/1", 0),
+        ("part/1", 0),
+    ]
 
 
 def test_image_is_that_of_its_moment(images: Images) -> None:

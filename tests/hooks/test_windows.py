@@ -391,8 +391,13 @@ def test_plateau_has_its_own_metric_and_window(
     """Validations before `begin` are not looked at; `rule` says what is better."""
     accuracies = scripted(0.5, 0.5, 0.5, 0.5, 0.9)
     config = {
-        "type": "ReduceOnPlateauLR", "monitor": "acc", "rule": "greater", "factor": 0.5, "patience": 0, "begin": 2,
-    }  # fmt: skip
+        "type": "ReduceOnPlateauLR",
+        "monitor": "acc",
+        "rule": "greater",
+        "factor": 0.5,
+        "patience": 0,
+        "begin": 2,
+    }
 
     used = train(config, batches=1, max_epochs=5, **accuracies)
 
@@ -408,10 +413,16 @@ def build(
     """A trainer that saves after every iteration, and may end after one."""
     recorder, model = Rates(), torch.nn.Linear(2, 1)
     trainer = make_trainer(
-        model=model, optimizer=SGD(model.parameters(), lr=1.0, momentum=0.5), batches=3, max_epochs=4,
-        schedulers=[dict(each) for each in schedulers], hooks=[recorder], work_dir=folder,
-        default_hooks={"checkpoint": CheckpointHook(interval=1, by_epoch=False)}, **options,
-    )  # fmt: skip
+        model=model,
+        optimizer=SGD(model.parameters(), lr=1.0, momentum=0.5),
+        batches=3,
+        max_epochs=4,
+        schedulers=[dict(each) for each in schedulers],
+        hooks=[recorder],
+        work_dir=folder,
+        default_hooks={"checkpoint": CheckpointHook(interval=1, by_epoch=False)},
+        **options,
+    )
     if stop_at is not None:
         trainer.bus.subscribe(
             lambda trainer, event: trainer.stop("enough"),
@@ -506,70 +517,218 @@ def untyped(value: object) -> Any:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda o: StepLR(o, 2, begin=3, end=3), ValueError, "end, of a window with begin=3, must be at least 4, got 3"),
+        (
+            lambda o: StepLR(o, 2, begin=3, end=3),
+            ValueError,
+            "end, of a window with begin=3, must be at least 4, got 3",
+        ),
         (lambda o: StepLR(o, 2, begin=-1), ValueError, "begin must be at least 0, got -1"),
-        (lambda o: StepLR(o, 2, end=untyped(2.5)), TypeError, "end, of a window with begin=0, must be an int, got 2.5"),
+        (
+            lambda o: StepLR(o, 2, end=untyped(2.5)),
+            TypeError,
+            "end, of a window with begin=0, must be an int, got 2.5",
+        ),
         (lambda o: StepLR(o, 2, by_epoch=untyped(1)), TypeError, r"by_epoch must be True or False, got 1"),
-        (lambda o: StepLR(untyped("sgd"), 2), TypeError, "optimizer must be a torch.optim.Optimizer, got 'sgd'"),
-        (lambda o: CosineAnnealingLR(untyped("sgd"), 2), TypeError, "optimizer must be a torch.optim.Optimizer, got 'sgd'"),
+        (
+            lambda o: StepLR(untyped("sgd"), 2),
+            TypeError,
+            "optimizer must be a torch.optim.Optimizer, got 'sgd'",
+        ),
+        (
+            lambda o: CosineAnnealingLR(untyped("sgd"), 2),
+            TypeError,
+            "optimizer must be a torch.optim.Optimizer, got 'sgd'",
+        ),
         (lambda o: StepLR(o, 0), ValueError, "step_size must be at least 1, got 0"),
         (lambda o: StepLR(o, 2, gamma=0), ValueError, "gamma must be above 0, got 0"),
-        (lambda o: MultiStepLR(o, untyped(3)), TypeError, "milestones must be a list of positive ints, got 3"),
+        (
+            lambda o: MultiStepLR(o, untyped(3)),
+            TypeError,
+            "milestones must be a list of positive ints, got 3",
+        ),
         (lambda o: MultiStepLR(o, [3, 0]), ValueError, "each of milestones must be at least 1, got 0"),
         (lambda o: MultiStepLR(o, [3, 2]), ValueError, r"milestones must rise, got \[3, 2\]"),
         (lambda o: ConstantLR(o, 2.0, end=3), ValueError, "factor must be above 0 and at most 1, got 2.0"),
         (lambda o: ConstantLR(o), ValueError, "ConstantLR needs end: the epoch"),
-        (lambda o: LinearLR(o, 0.0, end=3), ValueError, "start_factor must be above 0 and at most 1, got 0.0"),
-        (lambda o: LinearLR(o, 0.5, 2.0, end=3), ValueError, "end_factor must be at least 0 and at most 1, got 2.0"),
+        (
+            lambda o: LinearLR(o, 0.0, end=3),
+            ValueError,
+            "start_factor must be above 0 and at most 1, got 0.0",
+        ),
+        (
+            lambda o: LinearLR(o, 0.5, 2.0, end=3),
+            ValueError,
+            "end_factor must be at least 0 and at most 1, got 2.0",
+        ),
         (lambda o: LinearLR(o, by_epoch=False), ValueError, "LinearLR needs end: the iteration"),
-        (lambda o: LinearMomentum(o, end=1), ValueError, "LinearMomentum needs a window of at least 2 steps, got begin=0, end=1"),
+        (
+            lambda o: LinearMomentum(o, end=1),
+            ValueError,
+            "LinearMomentum needs a window of at least 2 steps, got begin=0, end=1",
+        ),
         (lambda o: ExponentialLR(o, -1), ValueError, "gamma must be above 0, got -1"),
         (lambda o: CosineAnnealingLR(o), ValueError, "CosineAnnealingLR without T_max needs end"),
         (lambda o: CosineAnnealingLR(o, 0), ValueError, "T_max must be at least 1, got 0"),
-        (lambda o: CosineAnnealingLR(o, 3, 0.1, eta_min_ratio=0.1), ValueError, "give eta_min or eta_min_ratio, not both: got 0.1 and 0.1"),
+        (
+            lambda o: CosineAnnealingLR(o, 3, 0.1, eta_min_ratio=0.1),
+            ValueError,
+            "give eta_min or eta_min_ratio, not both: got 0.1 and 0.1",
+        ),
         (lambda o: PolyLR(o, power=0, end=3), ValueError, "power must be above 0, got 0"),
         (lambda o: OneCycleLR(o, 1.0), ValueError, "OneCycleLR without total_steps needs end"),
         (lambda o: OneCycleLR(o, 1.0, 0), ValueError, "total_steps must be at least 1, got 0"),
         (lambda o: OneCycleLR(o, -1.0, 5), ValueError, "eta_max must be above 0, got -1.0"),
-        (lambda o: OneCycleLR(o, 1.0, 5, 1.5), ValueError, "pct_start must be at least 0 and at most 1, got 1.5"),
-        (lambda o: OneCycleLR(o, 1.0, 4, 0.25), ValueError, "pct_start=0.25 of total_steps=4 is a rise of one step"),
-        (lambda o: CosineRestartLR(o, [2], [1, 1]), ValueError, r"restart_weights must be .*1 periods, got \[1, 1\]"),
-        (lambda o: ReduceOnPlateauLR(o, rule=untyped("lower")), ValueError, "rule must be 'less' or 'greater', got 'lower'"),
-        (lambda o: ReduceOnPlateauLR(o, by_epoch=False), ValueError, "ReduceOnPlateauLR counts validations, got by_epoch=False"),
-        (lambda o: ReduceOnPlateauLR(o, factor=1.0), ValueError, "factor must be above 0 and below 1, got 1.0"),
+        (
+            lambda o: OneCycleLR(o, 1.0, 5, 1.5),
+            ValueError,
+            "pct_start must be at least 0 and at most 1, got 1.5",
+        ),
+        (
+            lambda o: OneCycleLR(o, 1.0, 4, 0.25),
+            ValueError,
+            "pct_start=0.25 of total_steps=4 is a rise of one step",
+        ),
+        (
+            lambda o: CosineRestartLR(o, [2], [1, 1]),
+            ValueError,
+            r"restart_weights must be .*1 periods, got \[1, 1\]",
+        ),
+        (
+            lambda o: ReduceOnPlateauLR(o, rule=untyped("lower")),
+            ValueError,
+            "rule must be 'less' or 'greater', got 'lower'",
+        ),
+        (
+            lambda o: ReduceOnPlateauLR(o, by_epoch=False),
+            ValueError,
+            "ReduceOnPlateauLR counts validations, got by_epoch=False",
+        ),
+        (
+            lambda o: ReduceOnPlateauLR(o, factor=1.0),
+            ValueError,
+            "factor must be above 0 and below 1, got 1.0",
+        ),
         (lambda o: ReduceOnPlateauLR(o, threshold=-1), ValueError, "threshold must be at least 0, got -1"),
-        (lambda o: ReduceOnPlateauLR(o, threshold=untyped("1e-4")), TypeError, "threshold must be a number, got '1e-4'"),
-        (lambda o: ReduceOnPlateauLR(o, threshold_rule=untyped("abd")), ValueError, "threshold_rule must be 'rel' or 'abs', got 'abd'"),
+        (
+            lambda o: ReduceOnPlateauLR(o, threshold=untyped("1e-4")),
+            TypeError,
+            "threshold must be a number, got '1e-4'",
+        ),
+        (
+            lambda o: ReduceOnPlateauLR(o, threshold_rule=untyped("abd")),
+            ValueError,
+            "threshold_rule must be 'rel' or 'abs', got 'abd'",
+        ),
         (lambda o: ReduceOnPlateauLR(o, patience=-1), ValueError, "patience must be at least 0, got -1"),
-        (lambda o: ReduceOnPlateauLR(o, patience=untyped(1.5)), TypeError, "patience must be an int, got 1.5"),
+        (
+            lambda o: ReduceOnPlateauLR(o, patience=untyped(1.5)),
+            TypeError,
+            "patience must be an int, got 1.5",
+        ),
         (lambda o: ReduceOnPlateauLR(o, cooldown=-1), ValueError, "cooldown must be at least 0, got -1"),
         (lambda o: ReduceOnPlateauLR(o, eps=-1e-8), ValueError, "eps must be at least 0, got -1e-08"),
-        (lambda o: ReduceOnPlateauLR(o, min_value=-0.1), ValueError, "min_value must be at least 0, got -0.1"),
-        (lambda o: ReduceOnPlateauLR(o, min_value=[-0.1]), ValueError, "each of min_value must be at least 0, got -0.1"),
-        (lambda o: ReduceOnPlateauLR(o, min_value=[0, 0]), ValueError, r"min_value must be one number, or .* the 1 param groups, got \[0, 0\]"),
-        (lambda o: ReduceOnPlateauLR(o, monitor=untyped(3)), TypeError, "monitor must be the name of a metric, got 3"),
-        (lambda o: ReduceOnPlateauLR(o, monitor=""), TypeError, "monitor must be the name of a metric, got ''"),
-        (lambda o: ReduceOnPlateauLR(o, by_epoch=untyped("no")), TypeError, "by_epoch must be True .* got 'no'"),
-        (lambda o: ReduceOnPlateauMomentum(o, threshold=-1), ValueError, "threshold must be at least 0, got -1"),
-        (lambda o: ParamSchedulerHook(monitor=untyped(3)), TypeError, "monitor must be the name of a metric, got 3"),
+        (
+            lambda o: ReduceOnPlateauLR(o, min_value=-0.1),
+            ValueError,
+            "min_value must be at least 0, got -0.1",
+        ),
+        (
+            lambda o: ReduceOnPlateauLR(o, min_value=[-0.1]),
+            ValueError,
+            "each of min_value must be at least 0, got -0.1",
+        ),
+        (
+            lambda o: ReduceOnPlateauLR(o, min_value=[0, 0]),
+            ValueError,
+            r"min_value must be one number, or .* the 1 param groups, got \[0, 0\]",
+        ),
+        (
+            lambda o: ReduceOnPlateauLR(o, monitor=untyped(3)),
+            TypeError,
+            "monitor must be the name of a metric, got 3",
+        ),
+        (
+            lambda o: ReduceOnPlateauLR(o, monitor=""),
+            TypeError,
+            "monitor must be the name of a metric, got ''",
+        ),
+        (
+            lambda o: ReduceOnPlateauLR(o, by_epoch=untyped("no")),
+            TypeError,
+            "by_epoch must be True .* got 'no'",
+        ),
+        (
+            lambda o: ReduceOnPlateauMomentum(o, threshold=-1),
+            ValueError,
+            "threshold must be at least 0, got -1",
+        ),
+        (
+            lambda o: ParamSchedulerHook(monitor=untyped(3)),
+            TypeError,
+            "monitor must be the name of a metric, got 3",
+        ),
         (lambda o: ExponentialLR(o, inf), ValueError, "gamma must be a finite number, got inf"),
         (lambda o: CosineAnnealingLR(o, 3, nan), ValueError, "eta_min must be a finite number, got nan"),
         (lambda o: CosineAnnealingLR(o, 3, untyped([])), TypeError, r"eta_min must be a number, got \[\]"),
-        (lambda o: OneCycleLR(o, [1.0, 2.0], 5), ValueError, r"eta_max must be one number, or .* the 1 param groups, got \[1.0, 2.0\]"),
+        (
+            lambda o: OneCycleLR(o, [1.0, 2.0], 5),
+            ValueError,
+            r"eta_max must be one number, or .* the 1 param groups, got \[1.0, 2.0\]",
+        ),
         (lambda o: OneCycleLR(o, 1.0, 5, untyped("0.3")), TypeError, "pct_start must be a number, got '0.3'"),
         (lambda o: OneCycleLR(o, 1.0, 5, nan), ValueError, "pct_start must be a finite number, got nan"),
-        (lambda o: OneCycleLR(o, 1.0, 5, anneal_strategy=untyped("cosine")), ValueError, "anneal_strategy must be 'cos' or 'linear', got 'cosine'"),
-        (lambda o: OneCycleLR(o, 1.0, 5, three_phase=untyped("no")), TypeError, "three_phase must be True or False, got 'no'"),
-        (lambda o: CosineRestartLR(o, [2], untyped(1.0)), ValueError, "restart_weights must be .*1 periods, got 1.0"),
-        (lambda o: CosineRestartLR(o, [2], [-1]), ValueError, "each of restart_weights must be at least 0, got -1"),
-        (lambda o: Window(o, lambda o: untyped(3)), TypeError, "schedule must return a scheduler of torch.optim.lr_scheduler, got 3"),
-        (lambda o: Window(o, lambda o: untyped(3), begin=5), TypeError, "schedule must return a scheduler of torch.optim.lr_scheduler, got 3"),
-        (lambda o: Window(o, torch_lr.ReduceLROnPlateau), TypeError, "ReduceLROnPlateau is stepped with a metric: use ReduceOnPlateauLR"),
-        (lambda o: Window(o, torch_lr.LRScheduler, param_name="momentun"), ValueError, "of SGD have no 'momentun': did you mean 'momentum'"),
-        (lambda o: StepLR.build_iter_from_epoch(o, step_size=1, epoch_length=0), ValueError, "epoch_length must be at least 1"),
-        (lambda o: StepLR.build_iter_from_epoch(o, step_size=1, epoch_length=2, by_epoch=False), ValueError, "StepLR already counts iterations"),
+        (
+            lambda o: OneCycleLR(o, 1.0, 5, anneal_strategy=untyped("cosine")),
+            ValueError,
+            "anneal_strategy must be 'cos' or 'linear', got 'cosine'",
+        ),
+        (
+            lambda o: OneCycleLR(o, 1.0, 5, three_phase=untyped("no")),
+            TypeError,
+            "three_phase must be True or False, got 'no'",
+        ),
+        (
+            lambda o: CosineRestartLR(o, [2], untyped(1.0)),
+            ValueError,
+            "restart_weights must be .*1 periods, got 1.0",
+        ),
+        (
+            lambda o: CosineRestartLR(o, [2], [-1]),
+            ValueError,
+            "each of restart_weights must be at least 0, got -1",
+        ),
+        (
+            lambda o: Window(o, lambda o: untyped(3)),
+            TypeError,
+            "schedule must return a scheduler of torch.optim.lr_scheduler, got 3",
+        ),
+        (
+            lambda o: Window(o, lambda o: untyped(3), begin=5),
+            TypeError,
+            "schedule must return a scheduler of torch.optim.lr_scheduler, got 3",
+        ),
+        (
+            lambda o: Window(o, torch_lr.ReduceLROnPlateau),
+            TypeError,
+            "ReduceLROnPlateau is stepped with a metric: use ReduceOnPlateauLR",
+        ),
+        (
+            lambda o: Window(o, torch_lr.LRScheduler, param_name="momentun"),
+            ValueError,
+            "of SGD have no 'momentun': did you mean 'momentum'",
+        ),
+        (
+            lambda o: StepLR.build_iter_from_epoch(o, step_size=1, epoch_length=0),
+            ValueError,
+            "epoch_length must be at least 1",
+        ),
+        (
+            lambda o: StepLR.build_iter_from_epoch(o, step_size=1, epoch_length=2, by_epoch=False),
+            ValueError,
+            "StepLR already counts iterations",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_refused(make: Schedule, error: type[Exception], message: str) -> None:
     """The constructor says what was expected and what came, also for a window that begins later."""
     with pytest.raises(error, match=message):
@@ -580,15 +739,40 @@ def test_bad_arguments_are_refused(make: Schedule, error: type[Exception], messa
     ("config", "options", "error", "message"),
     [
         ({"type": "LinearLr"}, {}, ValueError, "unknown scheduler 'LinearLr': did you mean 'LinearLR'"),
-        ({"type": "StepLR", "step": 3}, {}, ValueError, "StepLR has no argument 'step': did you mean 'step_size'"),
+        (
+            {"type": "StepLR", "step": 3},
+            {},
+            ValueError,
+            "StepLR has no argument 'step': did you mean 'step_size'",
+        ),
         ({"step_size": 3}, {}, TypeError, r"expected a scheduler or a config dict\(type=...\), got"),
-        ({"type": "StepLR", "step_size": 3}, {"optimizer": None}, ValueError, "a scheduler's config needs the trainer's optimizer"),
-        ({"type": "StepLR", "step_size": 3}, {"max_iters": 4}, ValueError, "StepLR counts epochs, and a run measured in iterations"),
+        (
+            {"type": "StepLR", "step_size": 3},
+            {"optimizer": None},
+            ValueError,
+            "a scheduler's config needs the trainer's optimizer",
+        ),
+        (
+            {"type": "StepLR", "step_size": 3},
+            {"max_iters": 4},
+            ValueError,
+            "StepLR counts epochs, and a run measured in iterations",
+        ),
         ({"type": "ReduceOnPlateauLR"}, {}, ValueError, "ReduceOnPlateauLR needs a validation"),
-        ({"type": "LambdaLR", "convert_to_iter_based": True}, {}, TypeError, "is for schedules of eventloop.optim.schedulers, not LambdaLR"),
-        ({"type": "StepLR", "step_size": 3, "convert_to_iter_based": True}, {"train_loader": None}, ValueError, "convert_to_iter_based needs a train_loader with a length"),
+        (
+            {"type": "LambdaLR", "convert_to_iter_based": True},
+            {},
+            TypeError,
+            "is for schedules of eventloop.optim.schedulers, not LambdaLR",
+        ),
+        (
+            {"type": "StepLR", "step_size": 3, "convert_to_iter_based": True},
+            {"train_loader": None},
+            ValueError,
+            "convert_to_iter_based needs a train_loader with a length",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_configs_are_refused(
     make_trainer: MakeTrainer, config: Any, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:

@@ -258,11 +258,13 @@ ROWS: dict[str, Row] = {
     ),
     "DataLoader, stream, persistent workers": Row(
         lambda _: DataLoader(Stream(True), BATCH, num_workers=2, persistent_workers=True),
-        exact=False, says=PERSISTENT,
+        exact=False,
+        says=PERSISTENT,
     ),
     "DataLoader, stream with a state": Row(lambda _: DataLoader(Placed(), BATCH), says=READ_AGAIN),
     "DataLoader, stream that shuffles by the global generator": Row(
-        lambda _: DataLoader(Shuffling(), BATCH), exact=False,
+        lambda _: DataLoader(Shuffling(), BATCH),
+        exact=False,
         says=ANOTHER,
     ),
     "a subclass of DataLoader": Row(lambda _: Sub(Samples(), BATCH, shuffle=True), says=READ_AGAIN),
@@ -275,12 +277,15 @@ ROWS: dict[str, Row] = {
         package="torchdata",
     ),
     "StatefulDataLoader, sampler": Row(
-        lambda _: stateful(Samples(), sampler=RandomSampler(range(COUNT), generator=seeded())), package="torchdata"
+        lambda _: stateful(Samples(), sampler=RandomSampler(range(COUNT), generator=seeded())),
+        package="torchdata",
     ),
     "StatefulDataLoader, StatefulDistributedSampler": Row(
         lambda _: stateful_distributed("stateful"), package="torchdata"
     ),
-    "DataLoader, StatefulDistributedSampler": Row(lambda _: stateful_distributed("plain"), package="torchdata"),
+    "DataLoader, StatefulDistributedSampler": Row(
+        lambda _: stateful_distributed("plain"), package="torchdata"
+    ),
     "StatefulDataLoader, stream": Row(
         lambda _: stateful(Stream(True), num_workers=2), says=READ_AGAIN, package="torchdata"
     ),
@@ -294,8 +299,10 @@ ROWS: dict[str, Row] = {
         lambda _: nodes(DistributedSampler(Samples(), 1, 0)), says=OWN_STATE, package="torchdata"
     ),
     "torchdata.nodes.Loader, shuffled by a generator": Row(
-        lambda _: nodes(RandomSampler(range(COUNT), generator=seeded())), exact=False,
-        says=OWN_STATE, package="torchdata",
+        lambda _: nodes(RandomSampler(range(COUNT), generator=seeded())),
+        exact=False,
+        says=OWN_STATE,
+        package="torchdata",
     ),
     "datasets, map": Row(
         lambda _: DataLoader(hugging_face(), BATCH, shuffle=True, num_workers=2), package="datasets"
@@ -304,44 +311,58 @@ ROWS: dict[str, Row] = {
         lambda _: DataLoader(hugging_face(True, True, 8), BATCH), says=READ_AGAIN, package="datasets"
     ),
     "datasets, streaming, workers": Row(
-        lambda _: DataLoader(hugging_face(True, True, 8), BATCH, num_workers=2), says=READ_AGAIN, package="datasets"
+        lambda _: DataLoader(hugging_face(True, True, 8), BATCH, num_workers=2),
+        says=READ_AGAIN,
+        package="datasets",
     ),
     "datasets, streaming, StatefulDataLoader": Row(
         lambda _: stateful(hugging_face(True)), says=OWN_STATE, package="datasets"
     ),
     "datasets, streaming, StatefulDataLoader, shuffle buffer": Row(
-        lambda _: stateful(hugging_face(True, True, 8)), exact=False,
-        says=OWN_STATE, package="datasets",
+        lambda _: stateful(hugging_face(True, True, 8)),
+        exact=False,
+        says=OWN_STATE,
+        package="datasets",
     ),
     "webdataset": Row(lambda folder: DataLoader(web(folder), BATCH), says=READ_AGAIN, package="webdataset"),
     "webdataset, workers": Row(
         lambda folder: DataLoader(web(folder), BATCH, num_workers=2), says=READ_AGAIN, package="webdataset"
     ),
     "webdataset, shuffled by a seed": Row(
-        lambda folder: DataLoader(web(folder, shuffle=8, seed=3), BATCH), says=READ_AGAIN, package="webdataset"
+        lambda folder: DataLoader(web(folder, shuffle=8, seed=3), BATCH),
+        says=READ_AGAIN,
+        package="webdataset",
     ),
     "webdataset, WebLoader": Row(web_loader, says=READ_AGAIN, package="webdataset"),
     "webdataset, detshuffle, workers": Row(
         lambda folder: DataLoader(web(folder, shuffle=8, det=True), BATCH, num_workers=2),
-        says=READ_AGAIN, package="webdataset",
+        says=READ_AGAIN,
+        package="webdataset",
     ),
     "webdataset, detshuffle": Row(
-        lambda folder: DataLoader(web(folder, shuffle=8, det=True), BATCH), exact=False,
-        says=ANOTHER, package="webdataset",
+        lambda folder: DataLoader(web(folder, shuffle=8, det=True), BATCH),
+        exact=False,
+        says=ANOTHER,
+        package="webdataset",
     ),
     "webdataset, shuffled without a seed": Row(
-        lambda folder: DataLoader(web(folder, shuffle=8), BATCH), exact=False,
-        says=ANOTHER, package="webdataset",
+        lambda folder: DataLoader(web(folder, shuffle=8), BATCH),
+        exact=False,
+        says=ANOTHER,
+        package="webdataset",
     ),
     "Accelerate": Row(
         lambda _: prepared(DataLoader(Samples(), BATCH, shuffle=True)), says=READ_AGAIN, package="accelerate"
     ),
     "Accelerate, workers": Row(
         lambda _: prepared(DataLoader(Samples(noise=True), BATCH, shuffle=True, num_workers=2)),
-        says=READ_AGAIN, package="accelerate",
+        says=READ_AGAIN,
+        package="accelerate",
     ),
     "Accelerate, use_seedable_sampler, data_seed": Row(
-        lambda _: prepared(DataLoader(Samples(), BATCH, shuffle=True), use_seedable_sampler=True, data_seed=3),
+        lambda _: prepared(
+            DataLoader(Samples(), BATCH, shuffle=True), use_seedable_sampler=True, data_seed=3
+        ),
         says=READ_AGAIN,
         package="accelerate",
     ),
@@ -361,27 +382,38 @@ ROWS: dict[str, Row] = {
     ),
     "Accelerate, use_stateful_dataloader": Row(
         lambda _: prepared(DataLoader(Samples(), BATCH, shuffle=True), use_stateful_dataloader=True),
-        says=READ_AGAIN, package="accelerate", also="torchdata",
+        says=READ_AGAIN,
+        package="accelerate",
+        also="torchdata",
     ),
     "Accelerate, use_stateful_dataloader, stream with a state": Row(
         lambda _: prepared(DataLoader(Placed(), BATCH), use_stateful_dataloader=True),
-        says=READ_AGAIN, package="accelerate", also="torchdata",
+        says=READ_AGAIN,
+        package="accelerate",
+        also="torchdata",
     ),
     "Accelerate, use_stateful_dataloader, dispatch_batches=False, stream with a state": Row(
         lambda _: prepared(DataLoader(Placed(), BATCH), use_stateful_dataloader=True, dispatch_batches=False),
         says=OWN_STATE,
-        package="accelerate", also="torchdata",
+        package="accelerate",
+        also="torchdata",
     ),
     "CombinedLoader": Row(
         lambda _: combined("max_size", shuffle=True, num_workers=1), says=READ_AGAIN, package="lightning"
     ),
     "CombinedLoader, generators": Row(
-        lambda _: combined("max_size_cycle", shuffle=True, generator=seeded()), says=READ_AGAIN, package="lightning"
+        lambda _: combined("max_size_cycle", shuffle=True, generator=seeded()),
+        says=READ_AGAIN,
+        package="lightning",
     ),
-    "CombinedLoader, distributed samplers": Row(lambda _: combined_ranks(), says=READ_AGAIN, package="lightning"),
+    "CombinedLoader, distributed samplers": Row(
+        lambda _: combined_ranks(), says=READ_AGAIN, package="lightning"
+    ),
     "CombinedLoader, cycled by the global generator": Row(
-        lambda _: combined("max_size_cycle", shuffle=True), exact=False,
-        says=ANOTHER, package="lightning",
+        lambda _: combined("max_size_cycle", shuffle=True),
+        exact=False,
+        says=ANOTHER,
+        package="lightning",
     ),
-}  # fmt: skip
+}
 """The rows of the table, in its order."""

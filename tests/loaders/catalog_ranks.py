@@ -83,11 +83,14 @@ RANK_ROWS: dict[str, Row] = {
     ),
     "DataLoader, BatchSampler of a DistributedSampler": Row(
         lambda _: DataLoader(
-            Samples(), batch_sampler=BatchSampler(DistributedSampler(Samples(), RANKS, dist.get_rank()), BATCH, False)
+            Samples(),
+            batch_sampler=BatchSampler(DistributedSampler(Samples(), RANKS, dist.get_rank()), BATCH, False),
         )
     ),
     "DataLoader, stream": Row(lambda _: plain(Stream(True, *of_rank())), says=READ_AGAIN),
-    "DataLoader, stream, workers": Row(lambda _: plain(Stream(True, *of_rank()), num_workers=2), says=READ_AGAIN),
+    "DataLoader, stream, workers": Row(
+        lambda _: plain(Stream(True, *of_rank()), num_workers=2), says=READ_AGAIN
+    ),
     "StatefulDataLoader, DistributedSampler": Row(lambda _: sampled(stateful), package="torchdata"),
     "StatefulDataLoader, DistributedSampler, workers": Row(
         lambda _: sampled(stateful, num_workers=2), package="torchdata"
@@ -105,13 +108,19 @@ RANK_ROWS: dict[str, Row] = {
         lambda _: plain(split(), shuffle=True, num_workers=2), package="datasets"
     ),
     "datasets, streaming, split_dataset_by_node": Row(
-        lambda _: plain(split(streaming=True, shuffle=True, buffer=8, count=40)), says=READ_AGAIN, package="datasets"
+        lambda _: plain(split(streaming=True, shuffle=True, buffer=8, count=40)),
+        says=READ_AGAIN,
+        package="datasets",
     ),
     "datasets, streaming, split_dataset_by_node, workers": Row(
-        lambda _: plain(split(streaming=True, shuffle=True, buffer=8, count=40), num_workers=2), says=READ_AGAIN, package="datasets"
+        lambda _: plain(split(streaming=True, shuffle=True, buffer=8, count=40), num_workers=2),
+        says=READ_AGAIN,
+        package="datasets",
     ),
     "datasets, streaming of one shard, split_dataset_by_node": Row(
-        lambda _: plain(split(streaming=True, shuffle=True, buffer=8, shards=1)), says=READ_AGAIN, package="datasets"
+        lambda _: plain(split(streaming=True, shuffle=True, buffer=8, shards=1)),
+        says=READ_AGAIN,
+        package="datasets",
     ),
     "datasets, streaming, split_dataset_by_node, StatefulDataLoader": Row(
         lambda _: stateful(split(streaming=True, shuffle=True, count=40)), says=OWN_STATE, package="datasets"
@@ -120,48 +129,65 @@ RANK_ROWS: dict[str, Row] = {
         lambda folder: plain(web_of_rank(folder)), says=READ_AGAIN, package="webdataset"
     ),
     "webdataset, split_by_node, shuffled by a seed, workers": Row(
-        lambda folder: plain(web_of_rank(folder, shuffle=8, seed=3), num_workers=2), says=READ_AGAIN, package="webdataset"
+        lambda folder: plain(web_of_rank(folder, shuffle=8, seed=3), num_workers=2),
+        says=READ_AGAIN,
+        package="webdataset",
     ),
     "webdataset, split_by_node, shuffled without a seed": Row(
         lambda folder: plain(web_of_rank(folder, shuffle=8)), exact=False, says=ANOTHER, package="webdataset"
     ),
     "webdataset, resampled": Row(
-        lambda folder: plain(web_of_rank(folder, shuffle=8, resampled=True).with_epoch(20)), exact=False, says=ANOTHER, package="webdataset"
+        lambda folder: plain(web_of_rank(folder, shuffle=8, resampled=True).with_epoch(20)),
+        exact=False,
+        says=ANOTHER,
+        package="webdataset",
     ),
     "Accelerate": Row(
         lambda _: prepared(plain(Samples(), shuffle=True)), says=READ_AGAIN, package="accelerate"
     ),
     "Accelerate, workers": Row(
-        lambda _: prepared(plain(Samples(noise=True), shuffle=True, num_workers=2)), says=READ_AGAIN, package="accelerate"
+        lambda _: prepared(plain(Samples(noise=True), shuffle=True, num_workers=2)),
+        says=READ_AGAIN,
+        package="accelerate",
     ),
     "Accelerate, use_seedable_sampler, data_seed": Row(
         lambda _: prepared(plain(Samples(), shuffle=True), use_seedable_sampler=True, data_seed=3),
-        says=READ_AGAIN, package="accelerate",
+        says=READ_AGAIN,
+        package="accelerate",
     ),
     "Accelerate, dispatch_batches": Row(
-        lambda _: prepared(plain(Samples(), shuffle=True), dispatch_batches=True), says=READ_AGAIN, package="accelerate",
+        lambda _: prepared(plain(Samples(), shuffle=True), dispatch_batches=True),
+        says=READ_AGAIN,
+        package="accelerate",
     ),
-    "Accelerate, stream": Row(
-        lambda _: prepared(plain(Stream(True))), says=READ_AGAIN, package="accelerate"
-    ),
+    "Accelerate, stream": Row(lambda _: prepared(plain(Stream(True))), says=READ_AGAIN, package="accelerate"),
     "Accelerate, use_stateful_dataloader, stream with a state": Row(
-        lambda _: prepared(plain(Placed()), use_stateful_dataloader=True), says=READ_AGAIN, package="accelerate", also="torchdata"
+        lambda _: prepared(plain(Placed()), use_stateful_dataloader=True),
+        says=READ_AGAIN,
+        package="accelerate",
+        also="torchdata",
     ),
     "Accelerate, stream, dispatch_batches=False": Row(
         lambda _: prepared(plain(Stream()), dispatch_batches=False), says=READ_AGAIN, package="accelerate"
     ),
     "Accelerate, datasets, streaming, dispatch_batches=False": Row(
-        lambda _: prepared(plain(hugging_face(True, True, 8, count=40)), dispatch_batches=False), says=READ_AGAIN, package="accelerate", also="datasets"
+        lambda _: prepared(plain(hugging_face(True, True, 8, count=40)), dispatch_batches=False),
+        says=READ_AGAIN,
+        package="accelerate",
+        also="datasets",
     ),
     "Accelerate, use_stateful_dataloader": Row(
         lambda _: prepared(plain(Samples(), shuffle=True), use_stateful_dataloader=True),
-        says=READ_AGAIN, package="accelerate", also="torchdata",
+        says=READ_AGAIN,
+        package="accelerate",
+        also="torchdata",
     ),
     "Accelerate, use_stateful_dataloader, dispatch_batches=False, stream with a state": Row(
         lambda _: prepared(plain(Placed()), use_stateful_dataloader=True, dispatch_batches=False),
-        says=READ_AGAIN, package="accelerate", also="torchdata",
+        says=READ_AGAIN,
+        package="accelerate",
+        also="torchdata",
     ),
-
     "CombinedLoader": Row(lambda _: combined(), says=READ_AGAIN, package="lightning"),
-}  # fmt: skip
+}
 """The rows of the table of two ranks, in its order."""

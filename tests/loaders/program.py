@@ -111,10 +111,14 @@ def train(row: Row, part: str, folder: Path, rank: int, ranks: int) -> None:
     )
     model = DistributedDataParallel(model) if ranks > 1 else model
     trainer = Trainer(
-        model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01), train_loader=loader, max_epochs=EPOCHS,
+        model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        train_loader=loader,
+        max_epochs=EPOCHS,
         train_step=lambda trainer, batch: model(features(batch)).square().mean(),
-        hooks=[CheckpointHook(SAVED_AT, by_epoch=False)], work_dir=folder / ("whole" if part == "whole" else "parts"),
-    )  # fmt: skip
+        hooks=[CheckpointHook(SAVED_AT, by_epoch=False)],
+        work_dir=folder / ("whole" if part == "whole" else "parts"),
+    )
 
     @trainer.bus.on("after_train_iter")
     def write_position(trainer: Trainer, event: Any) -> None:
@@ -146,9 +150,13 @@ def seed(number: int) -> None:
 def join_ranks(file: Path, rank: int, ranks: int) -> None:
     """Join the other ranks, with the variables that torchrun sets."""
     os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
-        GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1",
-    )  # fmt: skip
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(ranks),
+        LOCAL_WORLD_SIZE=str(ranks),
+        GLOO_SOCKET_IFNAME="lo",
+        OMP_NUM_THREADS="1",
+    )
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
 
 

@@ -61,8 +61,13 @@ def test_values_wait_for_the_event(device: Device) -> None:
 def test_values_come_in_the_order_they_were_given(device: Device) -> None:
     """Tensors of several types and devices are copied by kind, and given back in their order."""
     tensors = [
-        on_cuda(1), torch.tensor(2.0), on_cuda(3, torch.int64), on_cuda(4), torch.tensor(5), on_cuda(6, torch.int64),
-    ]  # fmt: skip
+        on_cuda(1),
+        torch.tensor(2.0),
+        on_cuda(3, torch.int64),
+        on_cuda(4),
+        torch.tensor(5),
+        on_cuda(6, torch.int64),
+    ]
 
     assert HostCopy(tensors, PinnedPool()).values() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert device.calls.count("record on the stream of cuda:0") == 2
@@ -175,9 +180,12 @@ def test_every_way_to_read_is_counted(device: Device) -> None:
     """`latest` with medians, `history`, `histories` and the rows that a checkpoint needs."""
     with EventStorage() as storage:
         ways = [
-            storage.latest, storage.latest_with_smoothing_hint, lambda: storage.history("loss"), storage.histories,
+            storage.latest,
+            storage.latest_with_smoothing_hint,
+            lambda: storage.history("loss"),
+            storage.histories,
             storage.read_pending,
-        ]  # fmt: skip
+        ]
         for read in ways:
             storage.put_scalar("loss", on_cuda(1.0))
             read()
@@ -286,9 +294,13 @@ def test_what_comes_later_is_copied_on_a_stream_of_its_own(device: Device) -> No
     packed = Snapshot().pack({"state_dict": {"now": now, "later": later}}, {later.data_ptr()})
 
     assert device.calls == [
-        "pin", "record on the stream of cuda:0",
-        "a stream more", f"{SIDE} waits for the stream of cuda:0", f"in use by {SIDE}", f"record on {SIDE}",
-    ]  # fmt: skip
+        "pin",
+        "record on the stream of cuda:0",
+        "a stream more",
+        f"{SIDE} waits for the stream of cuda:0",
+        f"in use by {SIDE}",
+        f"record on {SIDE}",
+    ]
     assert not rest_of(packed).unfinished
     assert packed.unpack()["state_dict"] == {"now": 1.0, "later": 2.0}
 

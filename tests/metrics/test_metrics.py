@@ -64,9 +64,15 @@ def test_empty_history() -> None:
     """An empty history has no statistic."""
     empty = HistoryBuffer()
     for ask in (
-        empty.latest, empty.current, empty.mean, empty.min, empty.max, lambda: empty.avg(1),
-        lambda: empty.median(1), empty.global_avg,
-    ):  # fmt: skip
+        empty.latest,
+        empty.current,
+        empty.mean,
+        empty.min,
+        empty.max,
+        lambda: empty.avg(1),
+        lambda: empty.median(1),
+        empty.global_avg,
+    ):
         with pytest.raises(ValueError, match="the history is empty"):
             ask()
 
@@ -219,14 +225,19 @@ def test_an_interval_over_two_epochs_has_one_mean() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        1, 1.0, True, torch.tensor([1.0]), torch.tensor([[1.0]], dtype=torch.float64), torch.tensor(True),
+        1,
+        1.0,
+        True,
+        torch.tensor([1.0]),
+        torch.tensor([[1.0]], dtype=torch.float64),
+        torch.tensor(True),
         *(
             torch.tensor(1.0).to(dtype)
             for dtype in (torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
         ),
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_numbers(value: Any) -> None:
     """Ints, floats, truth values and tensors of one element of any real type are numbers."""
     storage = EventStorage()

@@ -42,7 +42,10 @@ def quantized() -> torch.Tensor:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: COMPLEX, r"scalar 'x' must be a real number, got torch.complex64: put its real part, or its abs"),
+        (
+            lambda: COMPLEX,
+            r"scalar 'x' must be a real number, got torch.complex64: put its real part, or its abs",
+        ),
         (lambda: torch.tensor(1j).requires_grad_() * 2, "got torch.complex64"),
         (lambda: META, "got a tensor of the meta device, which holds no values"),
         (lambda: torch.ones(1).to_sparse(), r"got a tensor of layout torch.sparse_coo: put its to_dense\(\)"),
@@ -50,7 +53,7 @@ def quantized() -> torch.Tensor:
         (quantized, r"got quantized torch.qint8: put its dequantize\(\)"),
     ],
     ids=["complex", "result", "meta", "sparse", "bits", "quantized"],
-)  # fmt: skip
+)
 def test_a_tensor_whose_kind_has_no_floats_is_refused(make: Callable[[], torch.Tensor], message: str) -> None:
     """By `put_scalar` and `put_scalars`, each time, until the name has had a number; nothing is put."""
     storage, value = EventStorage(), make()

@@ -20,15 +20,29 @@ PreciseBN: Any = hooks.PreciseBN
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: IterationTimer(max_iter=9), "no argument 'max_iter': use max_epochs or max_iters of the Trainer"),
-        (lambda: IterationTimer(start_iter=0), "no argument 'start_iter': use max_epochs or max_iters of the Trai"),
-        (lambda: IterationTimer(10, 0, 3, True),
-         r"takes at most 2 arguments \(warmup_iter, ignore_warmup_time\), got 4(.|\n)*max_iter: use max_epochs or"),
+        (
+            lambda: IterationTimer(max_iter=9),
+            "no argument 'max_iter': use max_epochs or max_iters of the Trainer",
+        ),
+        (
+            lambda: IterationTimer(start_iter=0),
+            "no argument 'start_iter': use max_epochs or max_iters of the Trai",
+        ),
+        (
+            lambda: IterationTimer(10, 0, 3, True),
+            r"takes at most 2 arguments \(warmup_iter, ignore_warmup_time\), got 4(.|\n)*max_iter: use max_epochs or",
+        ),
         (lambda: PreciseBN(max_iter=9), "no argument 'max_iter': use max_epochs or max_iters of the Trainer"),
-        (lambda: PreciseBN(precise_bn_args=[]), "no argument 'precise_bn_args': use data_loader=... and forward="),
-        (lambda: LoggerHook(interval_exp_name=1000), "no argument 'interval_exp_name': use work_dir=... of the Trai"),
+        (
+            lambda: PreciseBN(precise_bn_args=[]),
+            "no argument 'precise_bn_args': use data_loader=... and forward=",
+        ),
+        (
+            lambda: LoggerHook(interval_exp_name=1000),
+            "no argument 'interval_exp_name': use work_dir=... of the Trai",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_argument_is_explained_by_its_quantity(call: Callable[[], Any], message: str) -> None:
     """The suggestion is the place of the same value, and no other argument with a similar name."""
     with pytest.raises(TypeError, match=message):

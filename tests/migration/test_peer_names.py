@@ -28,29 +28,89 @@ REPLACEMENTS = [
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda make: make(launcher="pytorch"), TypeError, "Trainer has no argument 'launcher': use torchrun"),
+        (
+            lambda make: make(launcher="pytorch"),
+            TypeError,
+            "Trainer has no argument 'launcher': use torchrun",
+        ),
         (lambda make: make(ckpt_path="last"), TypeError, r"'ckpt_path': use trainer\.resume\(\"auto\"\)"),
         (lambda make: make(eval_dataset=[]), TypeError, "'eval_dataset': use val_loader=DataLoader"),
-        (lambda make: make().train(ckpt_path="last"), TypeError, r"Trainer.train has no argument 'ckpt_path': use trainer\.res"),
-        (lambda make: make().val(val_loader=[]), TypeError, "Trainer.val has no argument 'val_loader': it is an argument of Trainer"),
-        (lambda make: make().test(max_epoch=3), TypeError, r"Trainer.test has no argument 'max_epoch': did you mean 'max_epochs'"),
-        (lambda make: make().run(data_loaders=[]), TypeError, "Trainer.run has no argument 'data_loaders': use .* train_loader"),
-        (lambda make: make().resume("auto", strict=False), TypeError, r"^Trainer.resume has no argument 'strict': use trainer.load_checkpoint\(path, strict="),
-        (lambda make: make(criterion=F.mse_loss), TypeError, r"Trainer has no argument 'criterion': use loss_fn="),
+        (
+            lambda make: make().train(ckpt_path="last"),
+            TypeError,
+            r"Trainer.train has no argument 'ckpt_path': use trainer\.res",
+        ),
+        (
+            lambda make: make().val(val_loader=[]),
+            TypeError,
+            "Trainer.val has no argument 'val_loader': it is an argument of Trainer",
+        ),
+        (
+            lambda make: make().test(max_epoch=3),
+            TypeError,
+            r"Trainer.test has no argument 'max_epoch': did you mean 'max_epochs'",
+        ),
+        (
+            lambda make: make().run(data_loaders=[]),
+            TypeError,
+            "Trainer.run has no argument 'data_loaders': use .* train_loader",
+        ),
+        (
+            lambda make: make().resume("auto", strict=False),
+            TypeError,
+            r"^Trainer.resume has no argument 'strict': use trainer.load_checkpoint\(path, strict=",
+        ),
+        (
+            lambda make: make(criterion=F.mse_loss),
+            TypeError,
+            r"Trainer has no argument 'criterion': use loss_fn=",
+        ),
         (lambda make: make(loader=[]), TypeError, r"Trainer has no argument 'loader': use train_loader="),
-        (lambda make: make(data=[]), TypeError, r"Trainer has no argument 'data': use train_loader=DataLoader\(data"),
-        (lambda make: make(dataset=[]), TypeError, r"Trainer has no argument 'dataset': use train_loader=DataLoader\(data"),
+        (
+            lambda make: make(data=[]),
+            TypeError,
+            r"Trainer has no argument 'data': use train_loader=DataLoader\(data",
+        ),
+        (
+            lambda make: make(dataset=[]),
+            TypeError,
+            r"Trainer has no argument 'dataset': use train_loader=DataLoader\(data",
+        ),
         (lambda make: make(metrics=[]), TypeError, r"Trainer has no argument 'metrics': use evaluator="),
-        (lambda make: make(amp=True), TypeError, r"Trainer has no argument 'amp': use hooks=\[AmpOptimizerHook\("),
+        (
+            lambda make: make(amp=True),
+            TypeError,
+            r"Trainer has no argument 'amp': use hooks=\[AmpOptimizerHook\(",
+        ),
         (lambda make: make(ema=True), TypeError, r"Trainer has no argument 'ema': use hooks=\[EMAHook\("),
-        (lambda make: make(lr=0.1), TypeError, r"Trainer has no argument 'lr': use optimizer=torch\.optim\.SGD\(.*lr="),
-        (lambda make: make().train([1]), TypeError, r"Trainer\.train takes no argument without a name, got list: loaders .* are arguments of Trainer\(train_loader="),
-        (lambda make: make().train(3), TypeError, r"Trainer\.train takes no argument without a name, got int: .* Trainer\(.*max_epochs="),
-        (lambda make: make().predict([1], print), TypeError, r"Trainer\.predict takes 1 argument without a name, got list, builtin.*: write the name .*, to="),
+        (
+            lambda make: make(lr=0.1),
+            TypeError,
+            r"Trainer has no argument 'lr': use optimizer=torch\.optim\.SGD\(.*lr=",
+        ),
+        (
+            lambda make: make().train([1]),
+            TypeError,
+            r"Trainer\.train takes no argument without a name, got list: loaders .* are arguments of Trainer\(train_loader=",
+        ),
+        (
+            lambda make: make().train(3),
+            TypeError,
+            r"Trainer\.train takes no argument without a name, got int: .* Trainer\(.*max_epochs=",
+        ),
+        (
+            lambda make: make().predict([1], print),
+            TypeError,
+            r"Trainer\.predict takes 1 argument without a name, got list, builtin.*: write the name .*, to=",
+        ),
         (lambda make: make().fit, AttributeError, r"^Trainer has no attribute 'fit': use trainer\.train\(\)"),
-        (lambda make: type(make()).global_step, AttributeError, r"^Trainer has no attribute 'global_step': use trainer\.iter$"),
+        (
+            lambda make: type(make()).global_step,
+            AttributeError,
+            r"^Trainer has no attribute 'global_step': use trainer\.iter$",
+        ),
     ],
-)  # fmt: skip
+)
 def test_names_of_another_trainer_are_explained(
     make_trainer: MakeTrainer, call: Callable[[MakeTrainer], object], error: type[Exception], message: str
 ) -> None:

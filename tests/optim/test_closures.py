@@ -79,9 +79,13 @@ def make(make_trainer: MakeTrainer, kind: Make, work_dir: Path) -> tuple[Trainer
     ) as refused:
         make_trainer(model=model, optimizer=kind(model.parameters()))
     trainer = make_trainer(
-        model=model, optimizer=kind(model.parameters()), train_step=step_of(refused.value), work_dir=work_dir,
-        default_hooks={"optimizer": None}, hooks=[CheckpointHook(1, by_epoch=False), EMAHook(momentum=0.5)],
-    )  # fmt: skip
+        model=model,
+        optimizer=kind(model.parameters()),
+        train_step=step_of(refused.value),
+        work_dir=work_dir,
+        default_hooks={"optimizer": None},
+        hooks=[CheckpointHook(1, by_epoch=False), EMAHook(momentum=0.5)],
+    )
     losses: list[float] = []
     trainer.bus.on("after_train_iter")(lambda event: losses.append(float(trainer.outputs["loss"])))
     return trainer, losses

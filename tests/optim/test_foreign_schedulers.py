@@ -80,9 +80,12 @@ def trainer_with_handlers(
     with pytest.raises(TypeError) as refused:
         make_trainer(model=model, optimizer=optimizer, schedulers=[scheduler])
     trainer = make_trainer(
-        model=model, optimizer=optimizer, train_loader=batches(3), work_dir=work_dir,
+        model=model,
+        optimizer=optimizer,
+        train_loader=batches(3),
+        work_dir=work_dir,
         hooks=[CheckpointHook(1, by_epoch=False)],
-    )  # fmt: skip
+    )
     used = rates_of(trainer)
     code = "\n".join(line.strip() for line in str(refused.value).split("yourself:")[1].splitlines())
     exec(code, {"trainer": trainer, "scheduler": scheduler})
@@ -164,9 +167,13 @@ def test_the_schedules_of_transformers_are_resumed(make_trainer: MakeTrainer, tm
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         schedule = transformers.get_cosine_schedule_with_warmup(optimizer, 2, 6)
         return make_trainer(
-            model=model, optimizer=optimizer, schedulers=[schedule], train_loader=batches(3), work_dir=work_dir,
+            model=model,
+            optimizer=optimizer,
+            schedulers=[schedule],
+            train_loader=batches(3),
+            work_dir=work_dir,
             hooks=[CheckpointHook(1, by_epoch=False)],
-        )  # fmt: skip
+        )
 
     whole, resumed = make(tmp_path / "whole"), make(tmp_path / "resumed")
     used, others = rates_of(whole), rates_of(resumed)

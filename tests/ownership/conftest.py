@@ -30,9 +30,14 @@ def forge(run: Path) -> Forge:
 
     def forge(age: float = 0.0, number: int = 1, **changes: Any) -> Path:
         fields: dict[str, Any] = {
-            "host": "elsewhere", "pid": 12, "place": ELSEWHERE, "start": 5,
-            "since": "2026-01-01T00:00:00+00:00", "state": "training", "directory": os.fsencode(run),
-        }  # fmt: skip
+            "host": "elsewhere",
+            "pid": 12,
+            "place": ELSEWHERE,
+            "start": 5,
+            "since": "2026-01-01T00:00:00+00:00",
+            "state": "training",
+            "directory": os.fsencode(run),
+        }
         path = run / f".owner-12-{ELSEWHERE}-5-{number}"
         create_record(path, Record(**fields | changes))
         when = path.stat().st_mtime - age

@@ -32,8 +32,12 @@ def test_the_owner_is_described(run: Path) -> None:
     owner = read_owner(str(run))
     assert owner is not None
     assert (owner.pid, owner.host, owner.state, owner.lives, owner.ours) == (
-        os.getpid(), os.uname().nodename, "training", True, True,
-    )  # fmt: skip
+        os.getpid(),
+        os.uname().nodename,
+        "training",
+        True,
+        True,
+    )
     assert owner.since.startswith("20")
 
     held.change("ending")

@@ -84,10 +84,13 @@ class Training:
 
     def __init__(self, run: Path, iters: int = 20, **options: Any) -> None:
         self.process = Forked(
-            ["-c", PROGRAM, json.dumps({"run": str(run), "iters": iters, **options})], cwd=run.parent,
+            ["-c", PROGRAM, json.dumps({"run": str(run), "iters": iters, **options})],
+            cwd=run.parent,
             env={"PATH": os.environ["PATH"], "PYTHONPATH": ROOT},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def next_line(self) -> Any:
         """Return its next line: a word, or what its JSON says."""

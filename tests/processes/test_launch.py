@@ -76,8 +76,13 @@ def program(installed: Path, tmp_path: Path) -> Run:
         path = [str(installed), *LIBRARIES]
         return subprocess.run(
             [sys.executable, "-S", "-c", f"import sys; sys.path += {path!r}\n{source}"],
-            env={"PATH": "", **environment}, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            env={"PATH": "", **environment},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     return run
 

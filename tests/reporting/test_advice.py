@@ -31,16 +31,30 @@ def handler(
     """Return the costs of a handler of train iterations."""
     times = Times(samples=calls, mean=seconds / calls, p50=p50, p99=longest, max=longest)
     return HandlerCost(
-        name=name, event="after_train_iter", priority=50, calls=calls, seconds=seconds, share=0.0, times=times, **facts
-    )  # fmt: skip
+        name=name,
+        event="after_train_iter",
+        priority=50,
+        calls=calls,
+        seconds=seconds,
+        share=0.0,
+        times=times,
+        **facts,
+    )
 
 
 def subscriber(name: str, **facts: Any) -> SubscriberCost:
     """Return the costs of a background subscriber that has written 1,000 events."""
     counts = {"dropped": 0, "failed": 0, "queued": 0, "peak_queued": 9, "spilled": 0, "calls": 1000} | facts
     return SubscriberCost(
-        name=name, event="*", runs_on="thread", delivered=1000, seconds=2.0, wait=Times(), busy=Times(1000, 2e-3), **counts
-    )  # fmt: skip
+        name=name,
+        event="*",
+        runs_on="thread",
+        delivered=1000,
+        seconds=2.0,
+        wait=Times(),
+        busy=Times(1000, 2e-3),
+        **counts,
+    )
 
 
 OWN = handler(
@@ -48,10 +62,15 @@ OWN = handler(
 )
 LOGGER = handler("LoggerHook.after_train_iter", 0.05, 1000, p50=2e-5, longest=1e-3)
 HEALTHY = RunCosts(
-    seconds=11.0, phases=phases(1000), trend=[TrendPoint(first_iter=100 * i, phases=phases(100)) for i in range(10)],
-    iteration=Times(1000, 10e-3, 10e-3, 12e-3, 15e-3), num_workers=2, handlers=[OWN, LOGGER],
-    subscribers=[subscriber("JSONLWriter")], complete=True,
-)  # fmt: skip
+    seconds=11.0,
+    phases=phases(1000),
+    trend=[TrendPoint(first_iter=100 * i, phases=phases(100)) for i in range(10)],
+    iteration=Times(1000, 10e-3, 10e-3, 12e-3, 15e-3),
+    num_workers=2,
+    handlers=[OWN, LOGGER],
+    subscribers=[subscriber("JSONLWriter")],
+    complete=True,
+)
 
 
 def slow_loader(workers: int | None) -> RunCosts:
@@ -92,26 +111,71 @@ SLOW_START = [TrendPoint(first_iter=0, phases=phases(1, forward=6.0)), *HEALTHY.
 @pytest.mark.parametrize(
     ("costs", "words"),
     [
-        (slow_loader(0), ["the loader", "69.0 % of the median iteration, 29.0 ms, waits", "num_workers=0", "worker processes"]),
+        (
+            slow_loader(0),
+            [
+                "the loader",
+                "69.0 % of the median iteration, 29.0 ms, waits",
+                "num_workers=0",
+                "worker processes",
+            ],
+        ),
         (slow_loader(2), ["the loader", "69.0 %", "num_workers=2", "more of them"]),
-        (short_batches(0), ["the loader", "75.0 % of the median iteration, 2.00 ms, waits", "use larger batches, or a loader that indexes tensors"]),
+        (
+            short_batches(0),
+            [
+                "the loader",
+                "75.0 % of the median iteration, 2.00 ms, waits",
+                "use larger batches, or a loader that indexes tensors",
+            ],
+        ),
         (short_batches(2), ["the loader", "use larger batches"]),
         (slow_loader(None), ["the loader", "69.0 %", "load ahead"]),
         (replace(HEALTHY, handlers=[OWN, DRAW]), ["draw takes 20.0 %", "100 ms in 1 of 50 calls", "every="]),
-        (replace(HEALTHY, handlers=[OWN, EACH]), ["draw takes 20.0 %", "2.00 ms in each call", 'offload="process"']),
-        (replace(HEALTHY, handlers=[OWN, replace(EACH, times=Times())]), ["draw takes 20.0 %", "2.00 ms in each call"]),
-        (replace(HEALTHY, reads=[WAITS]), ["show (train.py:24) waits for the device in each iteration", "3.00 ms each", "30.0 %", "scalars_logged"]),
+        (
+            replace(HEALTHY, handlers=[OWN, EACH]),
+            ["draw takes 20.0 %", "2.00 ms in each call", 'offload="process"'],
+        ),
+        (
+            replace(HEALTHY, handlers=[OWN, replace(EACH, times=Times())]),
+            ["draw takes 20.0 %", "2.00 ms in each call"],
+        ),
+        (
+            replace(HEALTHY, reads=[WAITS]),
+            [
+                "show (train.py:24) waits for the device in each iteration",
+                "3.00 ms each",
+                "30.0 %",
+                "scalars_logged",
+            ],
+        ),
         (replace(HEALTHY, reads=[WAITS], handlers=[OWN, SHOW]), ["show (train.py:24) waits for the device"]),
         (replace(HEALTHY, reads=[replace(WAITS, calls=50)]), ["once in 20 iterations", "60.0 ms each"]),
         (replace(HEALTHY, reads=[replace(WAITS, calls=3000)]), ["3 times an iteration", "1.00 ms each"]),
         (replace(HEALTHY, reads=[replace(WAITS, seconds=0.1)], handlers=[OWN, SHOW]), ["show takes 32.0 %"]),
-        (with_tail(SAVE), ["1 of 100 iterations takes 60.0 ms", "median one 10.0 ms", "CheckpointHook.after_train_iter takes up to 50.0 ms"]),
+        (
+            with_tail(SAVE),
+            [
+                "1 of 100 iterations takes 60.0 ms",
+                "median one 10.0 ms",
+                "CheckpointHook.after_train_iter takes up to 50.0 ms",
+            ],
+        ),
         (with_tail(), ["1 of 100 iterations takes 60.0 ms", "no handler takes as long", "TraceHook"]),
-        (replace(HEALTHY, phases=phases(1000, forward=9e-3), trend=SLOW_START), ["the first iteration took 6.01 s", "37.5 %"]),
-        (replace(HEALTHY, subscribers=[subscriber("JSONLWriter", dropped=500)]), ["JSONLWriter does not keep up", "of 1,500 events 500 dropped", "2.00 ms"]),
-        (replace(HEALTHY, subscribers=[subscriber("JSONLWriter", queued=7)]), ["of 1,007 events 7 left", "batch=True"]),
+        (
+            replace(HEALTHY, phases=phases(1000, forward=9e-3), trend=SLOW_START),
+            ["the first iteration took 6.01 s", "37.5 %"],
+        ),
+        (
+            replace(HEALTHY, subscribers=[subscriber("JSONLWriter", dropped=500)]),
+            ["JSONLWriter does not keep up", "of 1,500 events 500 dropped", "2.00 ms"],
+        ),
+        (
+            replace(HEALTHY, subscribers=[subscriber("JSONLWriter", queued=7)]),
+            ["of 1,007 events 7 left", "batch=True"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_trouble_has_one_line_with_figure_cause_and_remedy(costs: RunCosts, words: list[str]) -> None:
     """The line names what takes the time, and says what to do."""
     (line,) = advice(costs)

@@ -16,11 +16,24 @@ from tests.cli.reported_runs import begins, make_run, report, scalars, subscribe
 from tests.support.trainers import MakeTrainer, batches
 
 RECORD = RunRecord(
-    begins=[Begin(time=1e9, iter=0, host="node1"), Begin(time=1e9 + 60, iter=40, host="node2", commit="a" * 40)],
-    model="Net", parameters=1200, trainable=1000, device="cuda:0", ranks=4, python="3.11", torch="2.13",
-    eventloop="0.1.0", config={"lr": 0.1, "model": {"width": 8}, "seed": 0},
-    options={"optimizer": {"type": "SGD", "nesterov": False}, "schedulers": [{"type": "StepLR", "gamma": 0.5}]},
-)  # fmt: skip
+    begins=[
+        Begin(time=1e9, iter=0, host="node1"),
+        Begin(time=1e9 + 60, iter=40, host="node2", commit="a" * 40),
+    ],
+    model="Net",
+    parameters=1200,
+    trainable=1000,
+    device="cuda:0",
+    ranks=4,
+    python="3.11",
+    torch="2.13",
+    eventloop="0.1.0",
+    config={"lr": 0.1, "model": {"width": 8}, "seed": 0},
+    options={
+        "optimizer": {"type": "SGD", "nesterov": False},
+        "schedulers": [{"type": "StepLR", "gamma": 0.5}],
+    },
+)
 
 
 @pytest.fixture
@@ -90,9 +103,13 @@ def test_a_run_of_a_trainer_has_all_of_it(
     """JSON has the record, the scores, the durable checkpoints, also those outside of the run, and the texts."""
     elsewhere = tmp_path / "elsewhere"
     trainer = make_trainer(
-        max_epochs=2, val_loader=batches(1), val_step=lambda trainer, batch: {"accuracy": trainer.epoch / 2},
-        hooks=[CheckpointHook(interval=1, out_dir=elsewhere)], writers=[JSONLWriter()], config={"lr": 0.1},
-    )  # fmt: skip
+        max_epochs=2,
+        val_loader=batches(1),
+        val_step=lambda trainer, batch: {"accuracy": trainer.epoch / 2},
+        hooks=[CheckpointHook(interval=1, out_dir=elsewhere)],
+        writers=[JSONLWriter()],
+        config={"lr": 0.1},
+    )
 
     @trainer.bus.on("after_train_epoch")
     def note(trainer: object, event: object) -> None:

@@ -228,13 +228,19 @@ def test_handlers_of_one_run_come_first_then_the_largest_difference_in_time(tmp_
 @pytest.mark.parametrize(
     ("made", "rows"),
     [
-        ({"handlers": [outside("check.after_val_epoch", seconds=0.1)], "seconds": 1.0}, ["check.after_val_epoch, a call"]),
-        ({"subscribers": [subscriber(), subscriber("Slow", seconds=0.5)], "seconds": 1.0}, ["Slow, a delivery"]),
+        (
+            {"handlers": [outside("check.after_val_epoch", seconds=0.1)], "seconds": 1.0},
+            ["check.after_val_epoch, a call"],
+        ),
+        (
+            {"subscribers": [subscriber(), subscriber("Slow", seconds=0.5)], "seconds": 1.0},
+            ["Slow, a delivery"],
+        ),
         ({"phases": phases(100, hooks=5e-4)}, ["an iteration", "phase hooks"]),
         ({}, []),
     ],
     ids=["outside", "background", "phase", "alike"],
-)  # fmt: skip
+)
 def test_one_table_has_whatever_differs(made: dict[str, Any], rows: list[str]) -> None:
     """Handlers outside of the iterations and deliveries by their calls, phases by the iteration."""
     plain: dict[str, Any] = {"handlers": [], "subscribers": [subscriber()], "seconds": 1.0}

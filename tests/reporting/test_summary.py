@@ -40,10 +40,19 @@ def table_of(*costs: HandlerCost, **facts: Any) -> list[list[str]]:
 
 def a_cost(name: str, share: float, *, in_iteration: bool = True, **facts: Any) -> HandlerCost:
     """Ten calls, that took a share of a second."""
-    return HandlerCost(**{
-        "name": name, "event": "after_train_iter" if in_iteration else "before_run", "priority": 50, "calls": 10,
-        "seconds": share, "share": share if in_iteration else 0.0, "in_iteration": in_iteration, "times": Times(), **facts,
-    })  # fmt: skip
+    return HandlerCost(
+        **{
+            "name": name,
+            "event": "after_train_iter" if in_iteration else "before_run",
+            "priority": 50,
+            "calls": 10,
+            "seconds": share,
+            "share": share if in_iteration else 0.0,
+            "in_iteration": in_iteration,
+            "times": Times(),
+            **facts,
+        }
+    )
 
 
 def test_a_handler_of_both_kinds_of_events_has_a_row_in_each_table() -> None:
@@ -67,8 +76,13 @@ def test_one_call_is_not_spread_over_the_iterations() -> None:
     (header, row) = table_of(once)
 
     assert dict(zip(header, row, strict=True)) | {"priority": "", "event": ""} == {
-        "handler": "compile", "event": "", "priority": "", "calls": "1", "share": "50.00 %", "a call": "500 ms",
-    }  # fmt: skip
+        "handler": "compile",
+        "event": "",
+        "priority": "",
+        "calls": "1",
+        "share": "50.00 %",
+        "a call": "500 ms",
+    }
 
 
 def test_a_run_without_iterations_has_times_in_all() -> None:

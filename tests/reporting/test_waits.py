@@ -234,8 +234,13 @@ def test_the_summary_has_the_waits(make_trainer: MakeTrainer, waited_for: Waited
     """Under the line of the phases, in which those of the iterations have a share; and the advice begins with them."""
     trainer = make_trainer(max_epochs=1, train_loader=batches(4))
     trainer.bus.subscribe(
-        lambda event: waited_for.work(0.1), "after_train_iter", offload="thread", overflow="block", queue=1, name="upload"
-    )  # fmt: skip
+        lambda event: waited_for.work(0.1),
+        "after_train_iter",
+        offload="thread",
+        overflow="block",
+        queue=1,
+        name="upload",
+    )
     trainer.train()
 
     shown = trainer.summary()

@@ -38,10 +38,15 @@ def main() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(200, 200))
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_step=step,
-        train_loader=[(torch.randn(4, 200), torch.tensor([0, 1, 2, 0]))] * 1000, max_iters=1_000_000,
-        hooks=[CheckpointHook(interval=1, max_keep_ckpts=2)], work_dir=Path("run"), writers=[],
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_step=step,
+        train_loader=[(torch.randn(4, 200), torch.tensor([0, 1, 2, 0]))] * 1000,
+        max_iters=1_000_000,
+        hooks=[CheckpointHook(interval=1, max_keep_ckpts=2)],
+        work_dir=Path("run"),
+        writers=[],
+    )
     dist.barrier()
     Path(f"{sys.argv[2]}-{RANK}").touch()
     time.sleep(LATE * RANK)

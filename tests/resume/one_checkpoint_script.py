@@ -43,11 +43,17 @@ def make(work_dir: Path | None = RUN, *, width: int = 3, alone: bool = False, se
     torch.manual_seed(100 * seed + RANK)
     batch = torch.ones(4, 2), torch.tensor([0, 1, 2, 0]) % width
     return Trainer(
-        model, optimizer=optimizer, loss_fn=F.cross_entropy, train_loader=[batch] * 4, val_loader=[batch],
-        schedulers=[torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)], max_iters=4, val_interval=3,
+        model,
+        optimizer=optimizer,
+        loss_fn=F.cross_entropy,
+        train_loader=[batch] * 4,
+        val_loader=[batch],
+        schedulers=[torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)],
+        max_iters=4,
+        val_interval=3,
         hooks=[CheckpointHook(interval=1, save_best="accuracy"), EarlyStoppingHook("accuracy", patience=9)],
         work_dir=work_dir,
-    )  # fmt: skip
+    )
 
 
 def bits(trainer: Trainer) -> str:
@@ -81,9 +87,12 @@ def outcome(trainer: Trainer, call: Callable[[], object]) -> dict[str, Any]:
     except Exception as raised:
         error = [type(raised).__name__, str(raised), getattr(raised, "__notes__", [])]
     return {
-        "path": path and str(path), "error": error, "iter": trainer.iter, "weights": weights(trainer),
+        "path": path and str(path),
+        "error": error,
+        "iter": trainer.iter,
+        "weights": weights(trainer),
         "unchanged": bits(trainer) == before,
-    }  # fmt: skip
+    }
 
 
 def await_file(path: Path) -> None:

@@ -131,9 +131,14 @@ def main() -> None:
         return {"loss": model(batch.float().view(-1, 1)).mean() * 1e-6}
 
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_step=step, max_epochs=2,
-        train_loader=loader_of(options["kind"], options["batch"]), hooks=[CheckpointHook()], work_dir="run",
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_step=step,
+        max_epochs=2,
+        train_loader=loader_of(options["kind"], options["batch"]),
+        hooks=[CheckpointHook()],
+        work_dir="run",
+    )
     error = None
     try:
         if "path" in options:

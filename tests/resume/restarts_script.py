@@ -38,9 +38,14 @@ def make(work_dir: Path, iterations: int = 1_000_000) -> Trainer:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batch = torch.ones(4, 2), torch.tensor([0, 1, 2, 0])
     return Trainer(
-        model, optimizer=optimizer, loss_fn=F.cross_entropy, train_loader=[batch] * 4, max_iters=iterations,
-        work_dir=work_dir, writers=[],
-    )  # fmt: skip
+        model,
+        optimizer=optimizer,
+        loss_fn=F.cross_entropy,
+        train_loader=[batch] * 4,
+        max_iters=iterations,
+        work_dir=work_dir,
+        writers=[],
+    )
 
 
 def resumed(random_times: random.Random) -> list[Any]:

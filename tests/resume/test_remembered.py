@@ -43,9 +43,14 @@ def recurrent(make_trainer: MakeTrainer, run: Path, **changes: Any) -> tuple[Tra
 
     model = nn.ModuleList([lstm, head])
     trainer = make_trainer(
-        model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.05), train_step=step,
-        train_loader=shuffled(5), work_dir=run, hooks=[CheckpointHook(interval=1, by_epoch=False)], **changes,
-    )  # fmt: skip
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.05),
+        train_step=step,
+        train_loader=shuffled(5),
+        work_dir=run,
+        hooks=[CheckpointHook(interval=1, by_epoch=False)],
+        **changes,
+    )
     trainer.remember("hidden", lambda: state, restore)
     return trainer, lambda: state
 
@@ -72,9 +77,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(make_trainer: MakeTrainer, tmp_p
     whole.train()
     first, _ = recurrent(make_trainer, tmp_path / "parts")
     first.bus.subscribe(
-        lambda trainer, event: trainer.stop("enough"), "after_train_iter",
+        lambda trainer, event: trainer.stop("enough"),
+        "after_train_iter",
         when=lambda event: event.iter + 1 == stop,
-    )  # fmt: skip
+    )
     first.train()
 
     second, continued = recurrent(make_trainer, tmp_path / "parts")
@@ -94,9 +100,11 @@ def test_a_rollback_restores_it(make_trainer: MakeTrainer, tmp_path: Path) -> No
     trainer, _ = recurrent(make_trainer, tmp_path / "back")
     seen = collect(trainer, "before_train")
     trainer.bus.subscribe(
-        lambda trainer, event: trainer.rollback("iter_2"), "after_train_iter",
-        when=lambda event: event.iter == 6, once=True,
-    )  # fmt: skip
+        lambda trainer, event: trainer.rollback("iter_2"),
+        "after_train_iter",
+        when=lambda event: event.iter == 6,
+        once=True,
+    )
     trainer.train()
 
     assert len(seen) == 2
@@ -190,15 +198,45 @@ def test_weights_alone_leave_it(make_trainer: MakeTrainer) -> None:
     [
         (3, int, print, TypeError, "the name of a state must be a str that is not empty, got 3"),
         ("", int, print, ValueError, "the name of a state must be a str that is not empty, got ''"),
-        ("taken", int, print, ValueError, "expected a new name, got 'taken', which has its functions already"),
+        (
+            "taken",
+            int,
+            print,
+            ValueError,
+            "expected a new name, got 'taken', which has its functions already",
+        ),
         ("a", 5, print, TypeError, r"remember\('a'\): get must be a function \(\), got 5"),
-        ("a", lambda x: x, print, TypeError, r"remember\('a'\): get is called with \(\), but the signature is"),
-        ("a", int, lambda: None, TypeError, r"remember\('a'\): set is called with \(state\), but the signature"),
-        ("a", object, print, TypeError, r"remembered\['a'\] is <object .*, a object: a state_dict must consist"),
-        ("a", lambda: {"n": Counter("ab")}, print, TypeError, r"'a'\): expected dicts, lists and tuples, .* got a Counter"),
+        (
+            "a",
+            lambda x: x,
+            print,
+            TypeError,
+            r"remember\('a'\): get is called with \(\), but the signature is",
+        ),
+        (
+            "a",
+            int,
+            lambda: None,
+            TypeError,
+            r"remember\('a'\): set is called with \(state\), but the signature",
+        ),
+        (
+            "a",
+            object,
+            print,
+            TypeError,
+            r"remembered\['a'\] is <object .*, a object: a state_dict must consist",
+        ),
+        (
+            "a",
+            lambda: {"n": Counter("ab")},
+            print,
+            TypeError,
+            r"'a'\): expected dicts, lists and tuples, .* got a Counter",
+        ),
         ("a", lambda: [{1}, [object()]], print, TypeError, r"remembered\['a'\]\[1\]\[0\] is <object"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_remembered(
     make_trainer: MakeTrainer, name: Any, get: Any, set: Any, error: type[Exception], message: str
 ) -> None:

@@ -33,10 +33,12 @@ def started(script: str, rank: int, folder: Path, *arguments: object) -> Iterato
     program = Path(__file__).with_name(script).read_text(encoding="utf-8")
     with open(errors_of(folder, rank), "w") as errors:  # a stopped saver would keep a pipe open
         process = Forked(
-            ["-c", program, str(rank), *map(str, arguments)], cwd=folder,
+            ["-c", program, str(rank), *map(str, arguments)],
+            cwd=folder,
             env={"PATH": "", "PYTHONPATH": ROOT, "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE, stderr=errors.fileno(),
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=errors.fileno(),
+        )
     assert process.stdout is not None
     try:
         yield process

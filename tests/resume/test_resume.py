@@ -80,10 +80,13 @@ def build(
         "val_loader": shuffled(2),
     }
     return make_trainer(
-        model=model, optimizer=optimizer, train_loader=loader, work_dir=directory,
+        model=model,
+        optimizer=optimizer,
+        train_loader=loader,
+        work_dir=directory,
         schedulers=[torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)],
         **{**arguments, **changes},
-    )  # fmt: skip
+    )
 
 
 WholeRun = Callable[..., dict[str, Any]]
@@ -113,8 +116,13 @@ def whole_run(make_trainer: MakeTrainer, tmp_path: Path, ends: Any) -> WholeRun:
 
 ITERATIONS: dict[str, Any] = {"max_epochs": None, "max_iters": 13, "val_interval": 4, "save_every": 3}
 STOPS: list[tuple[int, dict[str, Any]]] = [
-    (5, ITERATIONS), (7, {}), (15, {}), (10, {}), (29, {}), (4, ITERATIONS),
-]  # fmt: skip
+    (5, ITERATIONS),
+    (7, {}),
+    (15, {}),
+    (10, {}),
+    (29, {}),
+    (4, ITERATIONS),
+]
 """Between epochs, within one, or in an epoch's last iteration; and anywhere in a run of iterations."""
 
 
@@ -155,9 +163,10 @@ def test_any_file_can_be_resumed_from(make_trainer: MakeTrainer, tmp_path: Path,
 
     def trainer() -> Trainer:
         hooks = [
-            Counting(), CheckpointHook(1, save_best="loss", rule="greater"),
+            Counting(),
+            CheckpointHook(1, save_best="loss", rule="greater"),
             CheckpointHook(5, by_epoch=False, out_dir=tmp_path / "parts" / "other"),
-        ]  # fmt: skip
+        ]
         return build(make_trainer, tmp_path / "parts", plain(), max_epochs=2, hooks=hooks)
 
     seed()

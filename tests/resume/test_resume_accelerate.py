@@ -61,10 +61,15 @@ def run(make_trainer: MakeTrainer, tmp_path: Path) -> Any:
             return F.cross_entropy(trainer.model(batch[0]), batch[1])
 
         trainer = make_trainer(
-            model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_step=step, max_epochs=3,
-            max_iters=None, train_loader=accelerator.prepare(DataLoader(Samples(), 2, shuffle=True)),
-            hooks=[CheckpointHook(1, by_epoch=False), *hooks], work_dir=tmp_path / name,
-        )  # fmt: skip
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            train_step=step,
+            max_epochs=3,
+            max_iters=None,
+            train_loader=accelerator.prepare(DataLoader(Samples(), 2, shuffle=True)),
+            hooks=[CheckpointHook(1, by_epoch=False), *hooks],
+            work_dir=tmp_path / name,
+        )
         if resume is not None:
             torch.manual_seed(99)
             trainer.resume(resume)
@@ -118,9 +123,13 @@ def test_a_prepared_optimizer(make_trainer: MakeTrainer, tmp_path: Path, by_hand
         )
         ema = EMAHook(momentum=0.5)
         trainer = make_trainer(
-            model=model, optimizer=optimizer, train_loader=loader, hooks=[CheckpointHook(1, by_epoch=False), ema],
-            work_dir=tmp_path / name, default_hooks={"optimizer": None} if by_hand else {},
-        )  # fmt: skip
+            model=model,
+            optimizer=optimizer,
+            train_loader=loader,
+            hooks=[CheckpointHook(1, by_epoch=False), ema],
+            work_dir=tmp_path / name,
+            default_hooks={"optimizer": None} if by_hand else {},
+        )
         after: list[Any] = []
         trainer.bus.subscribe(
             lambda trainer, event: after.append(

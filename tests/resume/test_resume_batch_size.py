@@ -81,8 +81,9 @@ def flat(steps: list[list[int]]) -> list[int]:
 
 @pytest.mark.parametrize("kind", [*LOADERS, *(pytest.param(k, marks=pytest.mark.slow) for k in WITH_WORKERS)])
 @pytest.mark.parametrize(
-    ("before", "stop", "after"), [(4, 3, 3), (4, 1, 9), (1, 1, 4), (4, 5, 7), (3, 4, 25), (5, 5, 2), (4, 3, 2)]
-)  # fmt: skip
+    ("before", "stop", "after"),
+    [(4, 3, 3), (4, 1, 9), (1, 1, 4), (4, 5, 7), (3, 4, 25), (5, 5, 2), (4, 3, 2)],
+)
 def test_each_sample_once(
     make_trainer: MakeTrainer, tmp_path: Path, kind: str, before: int, stop: int, after: int
 ) -> None:

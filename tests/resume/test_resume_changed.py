@@ -21,16 +21,24 @@ COUNT = 20
 
 
 def build(
-    make_trainer: MakeTrainer, lr: float = 0.1, momentum: float = 0.9, ranks: int = 1, step: int = 50,
-    size: int = 4, count: int = COUNT, **changes: Any,
-) -> Trainer:  # fmt: skip
+    make_trainer: MakeTrainer,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    ranks: int = 1,
+    step: int = 50,
+    size: int = 4,
+    count: int = COUNT,
+    **changes: Any,
+) -> Trainer:
     """Return a trainer with some settings, which counts as one of so many ranks."""
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
     trainer = make_trainer(
-        model=model, optimizer=optimizer, schedulers=[StepLR(optimizer, step)],
+        model=model,
+        optimizer=optimizer,
+        schedulers=[StepLR(optimizer, step)],
         **{"hooks": [CheckpointHook()], "train_loader": DataLoader(samples(count), size), **changes},
-    )  # fmt: skip
+    )
     trainer.world_size = trainer.data_ranks = ranks
     return trainer
 
@@ -93,9 +101,19 @@ def test_wrong_answers(make_trainer: MakeTrainer, path: Path, changed: Any, mess
 
 @pytest.mark.parametrize(
     "name",
-    ["lr", "StepLR.gamma", "world_size", "data_ranks", "batch_size", "position", "frozen parameters",
-     "types of buffers", "parameters of the optimizer", "EMAHook.begin_iter"],
-)  # fmt: skip
+    [
+        "lr",
+        "StepLR.gamma",
+        "world_size",
+        "data_ranks",
+        "batch_size",
+        "position",
+        "frozen parameters",
+        "types of buffers",
+        "parameters of the optimizer",
+        "EMAHook.begin_iter",
+    ],
+)
 def test_each_setting_may_have_an_answer(make_trainer: MakeTrainer, path: Path, name: str) -> None:
     """A script may answer for a setting that has not changed, and for one that the checkpoint does not have."""
     trainer = build(make_trainer, hooks=[EMAHook()])

@@ -267,10 +267,13 @@ def test_workers_get_one_copy_of_both_functions() -> None:
     ("was", "now", "warned"),
     [
         ({"num_workers": 2}, {}, "num_workers was 2 in the checkpoint and is 0 in this loader"),
-        (*[{"num_workers": 1, "in_order": False}] * 2, "in_order=False: the batches that were trained on are not"),
+        (
+            *[{"num_workers": 1, "in_order": False}] * 2,
+            "in_order=False: the batches that were trained on are not",
+        ),
     ],
     ids=["another number", "out of order"],
-)  # fmt: skip
+)
 def test_workers_whose_states_are_of_no_use(
     make_trainer: MakeTrainer,
     tmp_path: Path,

@@ -73,9 +73,15 @@ def test_another_loader_within_a_pass_is_refused(
     ids=["apply", "keep", "the next pass", "the same"],
 )
 def test_another_loader_goes_on(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, after: int, changed: str,
-    loader: DataLoader[Any], iters: int, line: str,
-) -> None:  # fmt: skip
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    after: int,
+    changed: str,
+    loader: DataLoader[Any],
+    iters: int,
+    line: str,
+) -> None:
     """With `changed`, or between two passes, another loader is used from the same part of the pass, and
     differences are logged."""
     stopped(make_trainer, tmp_path, after)

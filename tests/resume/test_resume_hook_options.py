@@ -90,35 +90,78 @@ def refused(make_trainer: MakeTrainer, *hooks: Hook) -> list[str]:
 
 
 CASES: list[tuple[Hook, Hook, list[str]]] = [
-    (OptimizerHook(grad_clip={"max_norm": 35}), OptimizerHook(grad_clip={"max_norm": 1.0}),
-     ["optimizer.grad_clip: {'type': 'norm', 'max_norm': 35}"]),
-    (OptimizerHook(), GradientCumulativeOptimizerHook(3, grad_clip={"max_norm": 1}),
-     ["optimizer.grad_clip: None", "optimizer.cumulative_iters: 1 in the checkpoint, 3 in this trainer"]),
-    (Fp16OptimizerHook(loss_scale=512.0), Fp16OptimizerHook(loss_scale=64.0),
-     ["optimizer.loss_scale: 512.0 in the checkpoint, 64.0 in this trainer"]),
-    (AmpOptimizerHook("dynamic", "float16"), AmpOptimizerHook({"init_scale": 2.0, "growth_interval": 7}, "float16"),
-     ["optimizer.growth_interval: 2000 in the checkpoint, 7 in this trainer"]),
-    (EMAHook(), EMAHook("StochasticWeightAverage", interval=2, begin_iter=3),
-     ["EMAHook.begin_iter: 0", "EMAHook.ema_type: 'ExponentialMovingAverage'", "EMAHook.interval: 1"]),
+    (
+        OptimizerHook(grad_clip={"max_norm": 35}),
+        OptimizerHook(grad_clip={"max_norm": 1.0}),
+        ["optimizer.grad_clip: {'type': 'norm', 'max_norm': 35}"],
+    ),
+    (
+        OptimizerHook(),
+        GradientCumulativeOptimizerHook(3, grad_clip={"max_norm": 1}),
+        ["optimizer.grad_clip: None", "optimizer.cumulative_iters: 1 in the checkpoint, 3 in this trainer"],
+    ),
+    (
+        Fp16OptimizerHook(loss_scale=512.0),
+        Fp16OptimizerHook(loss_scale=64.0),
+        ["optimizer.loss_scale: 512.0 in the checkpoint, 64.0 in this trainer"],
+    ),
+    (
+        AmpOptimizerHook("dynamic", "float16"),
+        AmpOptimizerHook({"init_scale": 2.0, "growth_interval": 7}, "float16"),
+        ["optimizer.growth_interval: 2000 in the checkpoint, 7 in this trainer"],
+    ),
+    (
+        EMAHook(),
+        EMAHook("StochasticWeightAverage", interval=2, begin_iter=3),
+        ["EMAHook.begin_iter: 0", "EMAHook.ema_type: 'ExponentialMovingAverage'", "EMAHook.interval: 1"],
+    ),
     (EMAHook(momentum=0.0002), EMAHook(momentum=0.1), ["EMAHook.momentum: 0.0002 in the checkpoint, 0.1"]),
-    (PreciseBN(num_iter=2), PreciseBN(num_iter=None, interval=1, by_epoch=False, unbiased=True),
-     ["PreciseBN.interval: -1", "PreciseBN.by_epoch: True", "PreciseBN.num_iter: 2 in the checkpoint, None",
-      "PreciseBN.unbiased: False"]),
-    (StepLrUpdaterHook([1, 2], gamma=0.5), StepLrUpdaterHook([1, 3]),
-     ["StepLrUpdaterHook.step: [1, 2] in the checkpoint, [1, 3] in this trainer",
-      "StepLrUpdaterHook.gamma: 0.5 in the checkpoint, 0.1 in this trainer"]),
-    (CosineAnnealingLrUpdaterHook(min_lr_ratio=0.1),
-     CosineAnnealingLrUpdaterHook(min_lr=0.0, by_epoch=False, warmup="linear", warmup_iters=2),
-     ["CosineAnnealingLrUpdaterHook.by_epoch: True", "CosineAnnealingLrUpdaterHook.warmup: None",
-      "CosineAnnealingLrUpdaterHook.warmup_iters: 0", "CosineAnnealingLrUpdaterHook.min_lr: None",
-      "CosineAnnealingLrUpdaterHook.min_lr_ratio: 0.1"]),
-    (CyclicMomentumUpdaterHook(), CyclicMomentumUpdaterHook(cyclic_times=2),
-     ["CyclicMomentumUpdaterHook.cyclic_times: 1 in the checkpoint, 2 in this trainer"]),
-    (ParamSchedulerHook(), ParamSchedulerHook(by_epoch=True, monitor="acc"),
-     ["param_scheduler.by_epoch: False", "param_scheduler.monitor: 'loss'"]),
+    (
+        PreciseBN(num_iter=2),
+        PreciseBN(num_iter=None, interval=1, by_epoch=False, unbiased=True),
+        [
+            "PreciseBN.interval: -1",
+            "PreciseBN.by_epoch: True",
+            "PreciseBN.num_iter: 2 in the checkpoint, None",
+            "PreciseBN.unbiased: False",
+        ],
+    ),
+    (
+        StepLrUpdaterHook([1, 2], gamma=0.5),
+        StepLrUpdaterHook([1, 3]),
+        [
+            "StepLrUpdaterHook.step: [1, 2] in the checkpoint, [1, 3] in this trainer",
+            "StepLrUpdaterHook.gamma: 0.5 in the checkpoint, 0.1 in this trainer",
+        ],
+    ),
+    (
+        CosineAnnealingLrUpdaterHook(min_lr_ratio=0.1),
+        CosineAnnealingLrUpdaterHook(min_lr=0.0, by_epoch=False, warmup="linear", warmup_iters=2),
+        [
+            "CosineAnnealingLrUpdaterHook.by_epoch: True",
+            "CosineAnnealingLrUpdaterHook.warmup: None",
+            "CosineAnnealingLrUpdaterHook.warmup_iters: 0",
+            "CosineAnnealingLrUpdaterHook.min_lr: None",
+            "CosineAnnealingLrUpdaterHook.min_lr_ratio: 0.1",
+        ],
+    ),
+    (
+        CyclicMomentumUpdaterHook(),
+        CyclicMomentumUpdaterHook(cyclic_times=2),
+        ["CyclicMomentumUpdaterHook.cyclic_times: 1 in the checkpoint, 2 in this trainer"],
+    ),
+    (
+        ParamSchedulerHook(),
+        ParamSchedulerHook(by_epoch=True, monitor="acc"),
+        ["param_scheduler.by_epoch: False", "param_scheduler.monitor: 'loss'"],
+    ),
     (Halve(2), Halve(3, fn=float), ["Halve.every: 2 in the checkpoint, 3 in this trainer"]),
-    (Temperature(0.5), Temperature(2.0, verbose=True), ["Temperature.temperature: 0.5 in the checkpoint, 2.0"]),
-]  # fmt: skip
+    (
+        Temperature(0.5),
+        Temperature(2.0, verbose=True),
+        ["Temperature.temperature: 0.5 in the checkpoint, 2.0"],
+    ),
+]
 
 
 @pytest.mark.representative(2)
@@ -138,11 +181,15 @@ def test_what_was_changed_is_listed(
 
 SAME: dict[str, Callable[[], list[Hook]]] = {
     "all of them": lambda: [
-        AmpOptimizerHook(dtype="bfloat16", cumulative_iters=2, grad_clip={"max_norm": 1.0}), EMAHook(),
-        PreciseBN(num_iter=1), StepLrUpdaterHook([1, 2], warmup="exp", warmup_iters=3), Inherits(), Temperature(1.0),
+        AmpOptimizerHook(dtype="bfloat16", cumulative_iters=2, grad_clip={"max_norm": 1.0}),
+        EMAHook(),
+        PreciseBN(num_iter=1),
+        StepLrUpdaterHook([1, 2], warmup="exp", warmup_iters=3),
+        Inherits(),
+        Temperature(1.0),
     ],
     "settings that are none": lambda: [Unrelated()],
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore:cumulative_iters")

@@ -119,9 +119,15 @@ def overriding(kind: type[Hook]) -> Any:
 
 
 KINDS = (
-    EMAHook, EarlyStoppingHook, PreciseBN, CheckpointHook, LoggerHook, AmpOptimizerHook, GradientCumulativeOptimizerHook,
+    EMAHook,
+    EarlyStoppingHook,
+    PreciseBN,
+    CheckpointHook,
+    LoggerHook,
+    AmpOptimizerHook,
+    GradientCumulativeOptimizerHook,
     RollbackHook,
-)  # fmt: skip
+)
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "amp": {"dtype": "bfloat16", "loss_scale": "dynamic", "cumulative_iters": 3},
     "gradients": {"cumulative_iters": 3},
@@ -168,21 +174,29 @@ def build(
     ]
     kind: Any = {"amp": amp, "gradients": gradients}[optimizer_hook]
     hooks: list[Any] = [
-        ema(momentum=0.25), kind(**OPTIMIZERS[optimizer_hook]), early("loss", patience=9), precise(num_iter=2),
-        checkpoint(interval=2, by_epoch=False, save_best="loss", max_keep_ckpts=2), rollback(),
-    ]  # fmt: skip
+        ema(momentum=0.25),
+        kind(**OPTIMIZERS[optimizer_hook]),
+        early("loss", patience=9),
+        precise(num_iter=2),
+        checkpoint(interval=2, by_epoch=False, save_best="loss", max_keep_ckpts=2),
+        rollback(),
+    ]
     statistics: list[dict[str, Any]] = [
         {"data_src": "loss", "window_size": 3, "log_name": "last"},
         {"data_src": "loss", "log_name": "all"},
     ]
     data = samples(20)
     return build_trainer(
-        directory, model=model, optimizer=optimizer, schedulers=schedulers, max_epochs=2,
+        directory,
+        model=model,
+        optimizer=optimizer,
+        schedulers=schedulers,
+        max_epochs=2,
         hooks=[PickyHook(refuse), *hooks] if refusing == "first hook" else [*hooks, PickyHook(refuse)],
         train_loader=DataLoader(data, 4, shuffle=True, generator=torch.Generator().manual_seed(5)),
         val_loader=DataLoader(samples(4), 2, shuffle=True, generator=torch.Generator().manual_seed(4)),
         default_hooks={"logger": logger(interval=2, custom_cfg=statistics)},
-    )  # fmt: skip
+    )
 
 
 def everything(trainer: Trainer) -> dict[str, Any]:
@@ -192,10 +206,16 @@ def everything(trainer: Trainer) -> dict[str, Any]:
     own = trainer.state
     return state | {
         "gradients": [p.grad if p.grad is None else p.grad.clone() for p in trainer.model.parameters()],
-        "counters": [trainer.iter, trainer.epoch, trainer.batch_idx, trainer.metrics.iter, trainer.metrics.epoch],
+        "counters": [
+            trainer.iter,
+            trainer.epoch,
+            trainer.batch_idx,
+            trainer.metrics.iter,
+            trainer.metrics.epoch,
+        ],
         "loaders": [x.generator.get_state() for x in (trainer.train_loader, trainer.val_loader)],  # type: ignore[union-attr]
         "from": [own.resumed_from, own.went_back_to, own.loads],
-    }  # fmt: skip
+    }
 
 
 OTHER = 8

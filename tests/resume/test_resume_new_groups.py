@@ -21,13 +21,15 @@ SCHEDULES: dict[str, Callable[[Any], list[Any]]] = {
     "one rate each": lambda o: [torch_lr.LambdaLR(o, lambda step: 0.5**step)],
     "milestones": lambda o: [torch_lr.MultiStepLR(o, [1, 3], gamma=0.1)],
     "chained": lambda o: [
-        torch_lr.SequentialLR(o, [torch_lr.LinearLR(o, 0.1, total_iters=2), torch_lr.ExponentialLR(o, 0.9)], [2])
+        torch_lr.SequentialLR(
+            o, [torch_lr.LinearLR(o, 0.1, total_iters=2), torch_lr.ExponentialLR(o, 0.9)], [2]
+        )
     ],
     "warm-up by iterations": lambda o: [
         LinearLR(o, start_factor=0.1, begin=0, end=9, by_epoch=False),
         CosineAnnealingLR(o, T_max=12, begin=9, end=24, by_epoch=False),
     ],
-}  # fmt: skip
+}
 
 
 def build(make_trainer: MakeTrainer, work_dir: Path, schedule: str, *rates: float) -> Trainer:

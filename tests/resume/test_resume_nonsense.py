@@ -34,11 +34,19 @@ def build(directory: Path) -> Trainer:
     parts = [torch.optim.lr_scheduler.ConstantLR(optimizer), torch.optim.lr_scheduler.StepLR(optimizer, 3)]
     data = samples(20)
     return build_trainer(
-        directory, model=model, optimizer=optimizer, val_loader=shuffled(2, generator=torch.Generator()),
+        directory,
+        model=model,
+        optimizer=optimizer,
+        val_loader=shuffled(2, generator=torch.Generator()),
         schedulers=[torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [2])],
         train_loader=DataLoader(data, 4, sampler=RandomSampler(data, generator=torch.Generator())),
-        hooks=[EMAHook(), EarlyStoppingHook("loss", patience=9), PreciseBN(), CheckpointHook(save_best="loss")],
-    )  # fmt: skip
+        hooks=[
+            EMAHook(),
+            EarlyStoppingHook("loss", patience=9),
+            PreciseBN(),
+            CheckpointHook(save_best="loss"),
+        ],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,39 +106,83 @@ MALFORMED: list[tuple[tuple[Any, ...], Any, str]] = [
     (("meta", "optimizer"), 3, "of meta.optimizer is wrong: Expected .*, got `int`: 3"),
     (("meta", "parameters"), {"": 3}, "of meta.parameters.* is wrong: Expected `array`, got `int`"),
     (("meta", "settings"), None, "of meta.settings is wrong: Expected `object`, got `null`: None"),
-    (("meta", "settings", "optimizer", "", 0, "lr"), NONE, "meta.settings that cannot be compared .*Boolean value"),
-    (("meta", "settings", "run", "loader_length"), "x", "of meta.settings.run.loader_length is wrong: .*: 'x'"),
+    (
+        ("meta", "settings", "optimizer", "", 0, "lr"),
+        NONE,
+        "meta.settings that cannot be compared .*Boolean value",
+    ),
+    (
+        ("meta", "settings", "run", "loader_length"),
+        "x",
+        "of meta.settings.run.loader_length is wrong: .*: 'x'",
+    ),
     ((*POSITION, "batch_idx"), -1, "of meta.position.batch_idx is wrong: Expected `int` >= 0: -1"),
     ((*POSITION, "evaluated"), {}, "of meta.position.evaluated is wrong: Expected `int`, got `object`: {}"),
-    ((*POSITION, "generators", "sampler.generator", 1), torch.zeros(5056), "random state is invalid: TypeError: .*Byte"),
+    (
+        (*POSITION, "generators", "sampler.generator", 1),
+        torch.zeros(5056),
+        "random state is invalid: TypeError: .*Byte",
+    ),
     ((*POSITION, "samplers"), NONE, "it has a tensor where a mapping is expected"),
     ((*POSITION, "loader"), 3, "of meta.position.loader is wrong: Expected `object`, got `int`: 3"),
     ((*POSITION, "opened_with"), {}, "of meta.position is wrong: Object must have `rng` in `opened_with`"),
     ((*POSITION, "opened_with", "generators"), ..., "must have `rng`, `generators` and `samplers`, or none"),
-    ((*POSITION, "opened_with", "rng", "torch"), torch.zeros(3).byte(), "random state is invalid: RuntimeError"),
+    (
+        (*POSITION, "opened_with", "rng", "torch"),
+        torch.zeros(3).byte(),
+        "random state is invalid: RuntimeError",
+    ),
     ((*POSITION, "evaluations", "val"), None, "of meta.position.evaluations.* is wrong: Expected `object`"),
-    (("state_dict",), None, "state_dict cannot be loaded, the value is wrong: Expected `object`, got `null`: None"),
+    (
+        ("state_dict",),
+        None,
+        "state_dict cannot be loaded, the value is wrong: Expected `object`, got `null`: None",
+    ),
     (("state_dict", "0.bias"), "x", r"0\.bias: .* in state_dict, .* in ema_state_dict"),
-    (("optimizer",), None, "optimizer cannot be loaded, the value is wrong: Expected `object`, got `null`: None"),
-    (("optimizer", "state", 0), "x", r"optimizer\['state'\] cannot be loaded, .* Expected `object`, got `str`"),
+    (
+        ("optimizer",),
+        None,
+        "optimizer cannot be loaded, the value is wrong: Expected `object`, got `null`: None",
+    ),
+    (
+        ("optimizer", "state", 0),
+        "x",
+        r"optimizer\['state'\] cannot be loaded, .* Expected `object`, got `str`",
+    ),
     (("optimizer", "state", 0, "step"), "x", "a state that the optimizer refuses: "),
     (("optimizer", "param_groups"), 3, "of param_groups is wrong: Expected `array`, got `int`: 3"),
     ((*GROUP, "params"), None, "each of `param_groups` must have a list `params`"),
     ((*GROUP, "lr"), "x", r"param_groups\[0\]\['lr'\] is wrong: expected a number, such as 0\.\d+, got 'x'"),
     ((*GROUP, "betas"), 0.9, r"param_groups\[0\]\['betas'\] is wrong: expected a list, such as .*, got 0.9"),
     (("param_schedulers",), [], r"the state of the schedulers \['SequentialLR'\], the trainer has"),
-    (("hooks", "EMAHook", "steps"), -1, "EMAHook cannot take its state, the value of steps is wrong: .*>= 0: -1"),
-    (("hooks", "EarlyStoppingHook", "wait"), "x", "EarlyStoppingHook cannot .* of wait is wrong: Expected `int`, got"),
+    (
+        ("hooks", "EMAHook", "steps"),
+        -1,
+        "EMAHook cannot take its state, the value of steps is wrong: .*>= 0: -1",
+    ),
+    (
+        ("hooks", "EarlyStoppingHook", "wait"),
+        "x",
+        "EarlyStoppingHook cannot .* of wait is wrong: Expected `int`, got",
+    ),
     (("hooks", "EarlyStoppingHook", "best"), ..., "EarlyStoppingHook .* missing required field `best`: {"),
-    (("hooks", "checkpoint", "bests"), {"loss": [1]}, "CheckpointHook .* of bests.* Expected `array` of length 3"),
+    (
+        ("hooks", "checkpoint", "bests"),
+        {"loss": [1]},
+        "CheckpointHook .* of bests.* Expected `array` of length 3",
+    ),
     (("rng",), {}, "of rng is wrong: Object missing required field `python`: {}"),
-    (("rng", "python", 1), NONE, "random state is invalid: TypeError: the words .* torch.int32, got torch.float32"),
+    (
+        ("rng", "python", 1),
+        NONE,
+        "random state is invalid: TypeError: the words .* torch.int32, got torch.float32",
+    ),
     (("rng", "numpy", 0), "x", "random state is invalid: ValueError: .*MT19937"),
     (("rng", "torch"), torch.zeros(3).byte(), "random state is invalid: RuntimeError: "),
     (("rng", "modules"), {"0": []}, "of rng.modules.* is wrong: Expected `array` of length >= 1"),
     (("ranks",), [None, None], "must have a state of each rank except the first in `ranks`"),
     (("ranks",), [None, {"rng": 3}], r"of ranks\[1\].rng is wrong: Expected `object`, got `int`: 3"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_an_option_that_needs_a_state(
         (torch.optim.Adam, {"fused": True}),
     ],
     ids=["momentum", "decay", "maximize", "fused"],
-)  # fmt: skip
+)
 def test_an_option_that_needs_none(
     make_trainer: MakeTrainer, tmp_path: Path, kind: Any, options: dict[str, Any]
 ) -> None:

@@ -67,8 +67,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Part, Part]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "batch", "kind"), [(1, 8, "sampler"), (4, 2, "sampler"), (1, 8, "workers"), (1, 8, "own sampler")]
-)  # fmt: skip
+    ("ranks", "batch", "kind"),
+    [(1, 8, "sampler"), (4, 2, "sampler"), (1, 8, "workers"), (1, 8, "own sampler")],
+)
 def test_the_same_samples_in_each_step(
     two: tuple[Part, Part], tmp_path: Path, ranks: int, batch: int, kind: str
 ) -> None:
@@ -84,8 +85,15 @@ def test_the_same_samples_in_each_step(
 
 @pytest.mark.parametrize(
     ("ranks", "batch", "kind"),
-    [(1, 4, "sampler"), (2, 3, "sampler"), (3, 2, "sampler"), (1, 48, "sampler"), (3, 2, "drop_last"), (2, 3, "workers")],
-)  # fmt: skip
+    [
+        (1, 4, "sampler"),
+        (2, 3, "sampler"),
+        (3, 2, "sampler"),
+        (1, 48, "sampler"),
+        (3, 2, "drop_last"),
+        (2, 3, "workers"),
+    ],
+)
 def test_each_sample_once(two: tuple[Part, Part], tmp_path: Path, ranks: int, batch: int, kind: str) -> None:
     """With other batches the pass continues at the next sample: no sample of the epoch comes twice, or never."""
     _, stopped = two

@@ -38,11 +38,18 @@ def build(make_trainer: MakeTrainer, tmp_path: Path) -> Make:
         model = model_of_three()
         optimizer = kind(groups(*model.parameters()))
         inputs = torch.randn(24, 4, generator=torch.Generator().manual_seed(1)).split(4)
-        return make_trainer(**{
-            "model": model, "optimizer": optimizer, "schedulers": schedules(optimizer), "work_dir": tmp_path,
-            "train_loader": [(each, each.flip(1)) for each in inputs], "loss_fn": nn.functional.mse_loss,
-            "max_epochs": 2, **changes,
-        })  # fmt: skip
+        return make_trainer(
+            **{
+                "model": model,
+                "optimizer": optimizer,
+                "schedulers": schedules(optimizer),
+                "work_dir": tmp_path,
+                "train_loader": [(each, each.flip(1)) for each in inputs],
+                "loss_fn": nn.functional.mse_loss,
+                "max_epochs": 2,
+                **changes,
+            }
+        )
 
     return make
 
@@ -141,10 +148,14 @@ def test_schedulers_of_several_optimizers(make_trainer: MakeTrainer, tmp_path: P
         schedules = [torch_lr.CosineAnnealingLR(each, 12) for each in optimizer.values()]
         inputs = torch.randn(24, 4, generator=torch.Generator().manual_seed(1)).split(4)
         return make_trainer(
-            model=model, optimizer=dict([*optimizer.items()][::order]), schedulers=schedules[::order],
-            train_loader=[(each, each.flip(1)) for each in inputs], loss_fn=nn.functional.mse_loss,
-            work_dir=tmp_path, **changes,
-        )  # fmt: skip
+            model=model,
+            optimizer=dict([*optimizer.items()][::order]),
+            schedulers=schedules[::order],
+            train_loader=[(each, each.flip(1)) for each in inputs],
+            loss_fn=nn.functional.mse_loss,
+            work_dir=tmp_path,
+            **changes,
+        )
 
     whole = make(1, default_hooks={"checkpoint": None})
     whole.train()
@@ -166,9 +177,13 @@ def test_a_schedule_of_another_optimizer(make_trainer: MakeTrainer, tmp_path: Pa
             "head": torch.optim.SGD(model[2].parameters()),
         }
         return make_trainer(
-            model=model, optimizer=optimizer, schedulers=[torch_lr.StepLR(optimizer[name], 2)], work_dir=tmp_path,
-            train_loader=[(torch.ones(1, 4), torch.ones(1, 4))], loss_fn=nn.functional.mse_loss,
-        )  # fmt: skip
+            model=model,
+            optimizer=optimizer,
+            schedulers=[torch_lr.StepLR(optimizer[name], 2)],
+            work_dir=tmp_path,
+            train_loader=[(torch.ones(1, 4), torch.ones(1, 4))],
+            loss_fn=nn.functional.mse_loss,
+        )
 
     make("body").train()
 
@@ -247,15 +262,33 @@ class OwnSchedule(torch_lr.LRScheduler):
 @pytest.mark.parametrize(
     ("saved", "own", "options", "message"),
     [
-        (two, merged, {}, r"have \[2, 1\] .* trainer's \[3\], and 1\.weight and 2\.weight are in different groups there"),
-        (two, split, {}, r"have \[2, 1\] .* trainer's \[1, 1, 1\], and 0\.weight and 1\.weight are in one group there"),
-        (merged, lambda a, b, c: [{"params": [c, b, a]}], {"kind": torch.optim.LBFGS},
-         r"another order, .* LBFGS has no state for each parameter .* has '0\.weight', the trainer '2\.weight'"),
-        (two, exchanged, {"schedules": lambda o: [OwnSchedule(o)]},
-         "param groups of the optimizer in another order, and the state of OwnSchedule"),
+        (
+            two,
+            merged,
+            {},
+            r"have \[2, 1\] .* trainer's \[3\], and 1\.weight and 2\.weight are in different groups there",
+        ),
+        (
+            two,
+            split,
+            {},
+            r"have \[2, 1\] .* trainer's \[1, 1, 1\], and 0\.weight and 1\.weight are in one group there",
+        ),
+        (
+            merged,
+            lambda a, b, c: [{"params": [c, b, a]}],
+            {"kind": torch.optim.LBFGS},
+            r"another order, .* LBFGS has no state for each parameter .* has '0\.weight', the trainer '2\.weight'",
+        ),
+        (
+            two,
+            exchanged,
+            {"schedules": lambda o: [OwnSchedule(o)]},
+            "param groups of the optimizer in another order, and the state of OwnSchedule",
+        ),
     ],
     ids=["merged", "split", "lbfgs", "schedule"],
-)  # fmt: skip
+)
 def test_what_cannot_be_arranged(
     build: Make, saved: Groups, own: Groups, options: dict[str, Any], message: str
 ) -> None:
@@ -313,10 +346,12 @@ def test_parameters_outside_of_the_model(make_trainer: MakeTrainer, tmp_path: Pa
         scale = nn.Parameter(torch.ones(3))
         parameters = [*model.parameters()][::turn]
         return make_trainer(
-            model=model, optimizer=torch.optim.Adam([*parameters, scale]), work_dir=tmp_path,
+            model=model,
+            optimizer=torch.optim.Adam([*parameters, scale]),
+            work_dir=tmp_path,
             train_step=lambda trainer, batch: (model(torch.ones(2, 4)).sum() * scale).sum(),
             train_loader=batches(3),
-        )  # fmt: skip
+        )
 
     first = make(1)
     first.train()

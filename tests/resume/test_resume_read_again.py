@@ -213,9 +213,13 @@ def test_persistent_workers_of_a_part_are_logged(
 
     for _ in range(2):
         trainer = make_trainer(
-            train_loader=loader(), work_dir=tmp_path, loss_fn=None, hooks=[CheckpointHook(interval=-1)],
-            train_step=lambda trainer, batch: trainer.model(batch[1]).sum(), max_epochs=1,
-        )  # fmt: skip
+            train_loader=loader(),
+            work_dir=tmp_path,
+            loss_fn=None,
+            hooks=[CheckpointHook(interval=-1)],
+            train_step=lambda trainer, batch: trainer.model(batch[1]).sum(),
+            max_epochs=1,
+        )
         if (tmp_path / "iter_3").exists():
             trainer.resume()
         else:

@@ -91,13 +91,25 @@ def by_parameter(model: nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     ("arguments", "optimizer", "message"),
     [
-        ({"max_epochs": None, "max_iters": 9}, None, "of a run measured in epochs, this trainer counts iterations"),
-        ({}, lambda model: torch.optim.Adam(model.parameters()), "is of another optimizer: SGD, the trainer has Adam"),
+        (
+            {"max_epochs": None, "max_iters": 9},
+            None,
+            "of a run measured in epochs, this trainer counts iterations",
+        ),
+        (
+            {},
+            lambda model: torch.optim.Adam(model.parameters()),
+            "is of another optimizer: SGD, the trainer has Adam",
+        ),
         ({}, by_parameter, r"parameter groups have \[4\] parameters, the trainer's \[1, 1, 1, 1\]"),
-        ({"schedulers": [{"type": "ConstantLR"}]}, None, r"the state of the schedulers \[\], the trainer has \['ConstantLR'\]"),
+        (
+            {"schedulers": [{"type": "ConstantLR"}]},
+            None,
+            r"the state of the schedulers \[\], the trainer has \['ConstantLR'\]",
+        ),
     ],
     ids=["unit", "optimizer", "groups", "schedulers"],
-)  # fmt: skip
+)
 def test_checkpoint_of_another_run(
     make_trainer: MakeTrainer, saved: Path, arguments: dict[str, Any], optimizer: Any, message: str
 ) -> None:

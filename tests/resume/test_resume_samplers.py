@@ -181,9 +181,13 @@ def run(
 ) -> None:
     """Train one part of a run, resumed if there is a checkpoint."""
     trainer = make_trainer(
-        train_loader=loader, train_step=lambda trainer, batch: trainer.model(batch[1]).sum(), work_dir=directory,
-        hooks=[CheckpointHook(interval=-1)], max_epochs=EPOCHS, limit_batches=limit,
-    )  # fmt: skip
+        train_loader=loader,
+        train_step=lambda trainer, batch: trainer.model(batch[1]).sum(),
+        work_dir=directory,
+        hooks=[CheckpointHook(interval=-1)],
+        max_epochs=EPOCHS,
+        limit_batches=limit,
+    )
     if any(directory.glob("*_*")):
         trainer.resume()
     trainer.bus.subscribe(lambda trainer, event: seen.append(values(trainer.batch)), "before_train_iter")
@@ -241,11 +245,13 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "workers, a state": lambda: DataLoader(Numbered(), BATCH, sampler=Saving(), num_workers=2),
     "workers, a place": lambda: DataLoader(Numbered(), BATCH, sampler=Placed(), num_workers=2),
     "workers that persist": lambda: DataLoader(
-        Numbered(), num_workers=2, persistent_workers=True,
+        Numbered(),
+        num_workers=2,
+        persistent_workers=True,
         batch_sampler=BatchSampler(OwnGenerator(OWN[0]()), BATCH, drop_last=False),
     ),
     "workers of a stream": lambda: DataLoader(Stream(), BATCH, num_workers=2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.representative(5)

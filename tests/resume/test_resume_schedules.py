@@ -37,9 +37,16 @@ def build(make_trainer: MakeTrainer, tmp_path: Path) -> Build:
     changes the groups before the trainer is built, `edit` after."""
 
     def make(
-        kind: str, epochs: int = LONG, name: str = "run", *, lr: Any = BUILT, second: Any = 2 * BUILT,
-        early: Edit | None = None, edit: Edit | None = None, **options: Any,
-    ) -> Trainer:  # fmt: skip
+        kind: str,
+        epochs: int = LONG,
+        name: str = "run",
+        *,
+        lr: Any = BUILT,
+        second: Any = 2 * BUILT,
+        early: Edit | None = None,
+        edit: Edit | None = None,
+        **options: Any,
+    ) -> Trainer:
         model = tiny_model()
         first, *rest = model.parameters()
         optimizer: Any = (torch.optim.Adam if kind == "betas" else torch.optim.SGD)(
@@ -51,9 +58,15 @@ def build(make_trainer: MakeTrainer, tmp_path: Path) -> Build:
         if early is not None:
             early(optimizer)
         trainer = make_trainer(
-            model=model, optimizer=optimizer, schedulers=schedulers, hooks=hooks, max_epochs=epochs,
-            train_loader=batches(PER_EPOCH), work_dir=tmp_path / name, **options,
-        )  # fmt: skip
+            model=model,
+            optimizer=optimizer,
+            schedulers=schedulers,
+            hooks=hooks,
+            max_epochs=epochs,
+            train_loader=batches(PER_EPOCH),
+            work_dir=tmp_path / name,
+            **options,
+        )
         if edit is not None:
             edit(optimizer)
         return trainer
@@ -94,10 +107,13 @@ class OwnDecay(torch_lr.LRScheduler):
 
 KINDS: dict[str, Any] = {
     "windows": lambda o, n: [
-        window("LinearLR", start_factor=0.1, end=n // 3), window("CosineAnnealingLR", begin=n // 3, end=n, eta_min=0.01)
+        window("LinearLR", start_factor=0.1, end=n // 3),
+        window("CosineAnnealingLR", begin=n // 3, end=n, eta_min=0.01),
     ],
     "sequence": lambda o, n: [
-        torch_lr.SequentialLR(o, [torch_lr.LinearLR(o, 0.1, 1, n // 4), torch_lr.CosineAnnealingLR(o, n - n // 4)], [n // 4])
+        torch_lr.SequentialLR(
+            o, [torch_lr.LinearLR(o, 0.1, 1, n // 4), torch_lr.CosineAnnealingLR(o, n - n // 4)], [n // 4]
+        )
     ],
     "momentum": lambda o, n: [window("PolyLR", end=n), window("LinearMomentum", start_factor=0.5, end=n)],
     "betas": lambda o, n: [window("LinearMomentum", start_factor=0.5, end=n)],
@@ -116,18 +132,20 @@ KINDS: dict[str, Any] = {
         torch_lr.ChainedScheduler([torch_lr.LinearLR(o, 0.1, 1, 2), torch_lr.PolynomialLR(o, n)])
     ],
     "epochs and iterations": lambda o, n: [
-        {"type": "PolyLR", "end": n // PER_EPOCH, "eta_min": 0.02}, window("CosineAnnealingLR", end=n, eta_min=0.01)
+        {"type": "PolyLR", "end": n // PER_EPOCH, "eta_min": 0.02},
+        window("CosineAnnealingLR", end=n, eta_min=0.01),
     ],
     "another unit": lambda o, n: [
         {"type": "PolyLR", "end": SHORT} if n == SHORT * PER_EPOCH else window("PolyLR", end=n)
     ],
     "own": lambda o, n: [OwnDecay(o, n)],
     "plateau": lambda o, n: [
-        torch_lr.LinearLR(o, 0.1, total_iters=2), torch_lr.ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=1e9)
+        torch_lr.LinearLR(o, 0.1, total_iters=2),
+        torch_lr.ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=1e9),
     ],
     "mmcv by epoch": lambda o, n: [],
     "mmcv by iteration": lambda o, n: [],
-}  # fmt: skip
+}
 """Schedulers by the number of iterations."""
 HOOKS: dict[str, Callable[[], list[Any]]] = {
     "mmcv by epoch": lambda: [StepLrUpdaterHook(2, warmup="linear", warmup_iters=6)],
@@ -138,9 +156,20 @@ HOOKS: dict[str, Callable[[], list[Any]]] = {
 # --- a longer run ------------------------------------------------------------------------------------------
 
 LENGTHENED = [
-    "another unit", "windows", "momentum", "cosine", "linear", "poly", "one cycle", "cyclic", "lambda", "sequence",
-    "chain", "epochs and iterations", "own",
-]  # fmt: skip
+    "another unit",
+    "windows",
+    "momentum",
+    "cosine",
+    "linear",
+    "poly",
+    "one cycle",
+    "cyclic",
+    "lambda",
+    "sequence",
+    "chain",
+    "epochs and iterations",
+    "own",
+]
 
 
 @pytest.mark.representative(3)
@@ -255,13 +284,23 @@ RATE, BOTH, INITIAL = writes("lr"), writes("lr", "initial_lr"), writes("initial_
 EDITS: list[tuple[str, dict[str, Edit]]] = [
     ("windows", {"early": RATE}),
     ("sequence", {"edit": RATE}),
-    *((kind, {"edit": RATE}) for kind in (
-        "windows", "minimum", "chain", "two", "lambda", "epochs and iterations", "mmcv by epoch",
-        "mmcv by iteration",
-    )),
-    *(("windows", {"edit": edit}) for edit in (BOTH, INITIAL)), ("mmcv by epoch", {"edit": BOTH}),
+    *(
+        (kind, {"edit": RATE})
+        for kind in (
+            "windows",
+            "minimum",
+            "chain",
+            "two",
+            "lambda",
+            "epochs and iterations",
+            "mmcv by epoch",
+            "mmcv by iteration",
+        )
+    ),
+    *(("windows", {"edit": edit}) for edit in (BOTH, INITIAL)),
+    ("mmcv by epoch", {"edit": BOTH}),
     *(("sequence", {"early": edit}) for edit in (BOTH, INITIAL)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.representative(2)

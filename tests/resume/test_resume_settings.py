@@ -80,9 +80,12 @@ def test_every_change_is_listed_with_both_values(build: Build) -> None:
     """The refusal lists each change in a line with both values, and then the remedies."""
     stopped(build(scheduler=lambda o: torch_lr.MultiStepLR(o, [5, 9])))
     other = build(
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.4, momentum=0.5, weight_decay=0.01), size=5,
-        scheduler=lambda o: torch_lr.MultiStepLR(o, [6, 9], gamma=0.5), max_epochs=6, hooks=[EMAHook()],
-    )  # fmt: skip
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.4, momentum=0.5, weight_decay=0.01),
+        size=5,
+        scheduler=lambda o: torch_lr.MultiStepLR(o, [6, 9], gamma=0.5),
+        max_epochs=6,
+        hooks=[EMAHook()],
+    )
 
     lines = refused(other)
 
@@ -91,11 +94,17 @@ def test_every_change_is_listed_with_both_values(build: Build) -> None:
     assert lines[1:-1] == [
         f"  {name}: {saved!r} {where.format(own)}"
         for name, saved, own in [
-            ("lr", 0.1, 0.4), ("momentum", 0.9, 0.5), ("weight_decay", 0, 0.01),
-            ("MultiStepLR.milestones", [5, 9], [6, 9]), ("MultiStepLR.gamma", 0.1, 0.5),
-            ("batch_size", 4, 5), ("loader_length", 5, 4), ("max_epochs", 4, 6), ("hooks", [], ["EMAHook"]),
+            ("lr", 0.1, 0.4),
+            ("momentum", 0.9, 0.5),
+            ("weight_decay", 0, 0.01),
+            ("MultiStepLR.milestones", [5, 9], [6, 9]),
+            ("MultiStepLR.gamma", 0.1, 0.5),
+            ("batch_size", 4, 5),
+            ("loader_length", 5, 4),
+            ("max_epochs", 4, 6),
+            ("hooks", [], ["EMAHook"]),
         ]
-    ]  # fmt: skip
+    ]
     assert lines[-1] == (
         'resume(path, changed="keep") continues with the checkpoint\'s values, changed="apply" with this trainer\'s; '
         "with either batch_size, loader_length are this trainer's"
@@ -141,11 +150,19 @@ OTHERS: list[tuple[str, Any, list[str]]] = [
     ("cosine", lambda o: torch_lr.CosineAnnealingLR(o, 60), ["CosineAnnealingLR.T_max: 50"]),
     ("one cycle", lambda o: torch_lr.OneCycleLR(o, 0.5, total_steps=60), ["OneCycleLR.total_steps: 40"]),
     ("plateau", lambda o: torch_lr.ReduceLROnPlateau(o, patience=3), ["ReduceLROnPlateau.patience: 0"]),
-    ("sequence", lambda o: torch_lr.SequentialLR(
-        o, [torch_lr.LinearLR(o, 0.1, total_iters=4), torch_lr.StepLR(o, 2)], [4]
-    ), ["SequentialLR.milestones: [3]", "SequentialLR.schedulers[0].total_iters: 3"]),
-    ("window", lambda o: {"type": "StepLR", "step_size": 3, "gamma": 0.5, "begin": 1, "by_epoch": False}, ["StepLR.step_size: 2"]),
-]  # fmt: skip
+    (
+        "sequence",
+        lambda o: torch_lr.SequentialLR(
+            o, [torch_lr.LinearLR(o, 0.1, total_iters=4), torch_lr.StepLR(o, 2)], [4]
+        ),
+        ["SequentialLR.milestones: [3]", "SequentialLR.schedulers[0].total_iters: 3"],
+    ),
+    (
+        "window",
+        lambda o: {"type": "StepLR", "step_size": 3, "gamma": 0.5, "begin": 1, "by_epoch": False},
+        ["StepLR.step_size: 2"],
+    ),
+]
 
 
 @pytest.mark.representative(2)
@@ -274,17 +291,30 @@ def halves() -> DataLoader[Any]:
 @pytest.mark.parametrize(
     ("was", "now", "line"),
     [
-        (lambda build: build(hooks=[AmpOptimizerHook(dtype="bfloat16")]), lambda build: build(),
-         "autocast_dtype: 'bfloat16' in the checkpoint, 'none' in this trainer"),
+        (
+            lambda build: build(hooks=[AmpOptimizerHook(dtype="bfloat16")]),
+            lambda build: build(),
+            "autocast_dtype: 'bfloat16' in the checkpoint, 'none' in this trainer",
+        ),
         (lambda build: build(), of_eight_ranks, "world_size: 1 in the checkpoint, 8 in this trainer"),
-        (lambda build: build(), of_doubles, "model_dtypes: 'float32' in the checkpoint, 'float64' in this trainer"),
-        (lambda build: build(), lambda build: build(train_loader=DataLoader(samples(20), 4, shuffle=True)),
-         "sampler: 'SequentialSampler' in the checkpoint, 'RandomSampler' in this trainer"),
-        (lambda build: build(), lambda build: build(train_loader=halves()),
-         "sampler: 'SequentialSampler' in the checkpoint, 'SequentialSampler, Halves' in this trainer"),
+        (
+            lambda build: build(),
+            of_doubles,
+            "model_dtypes: 'float32' in the checkpoint, 'float64' in this trainer",
+        ),
+        (
+            lambda build: build(),
+            lambda build: build(train_loader=DataLoader(samples(20), 4, shuffle=True)),
+            "sampler: 'SequentialSampler' in the checkpoint, 'RandomSampler' in this trainer",
+        ),
+        (
+            lambda build: build(),
+            lambda build: build(train_loader=halves()),
+            "sampler: 'SequentialSampler' in the checkpoint, 'SequentialSampler, Halves' in this trainer",
+        ),
     ],
     ids=["autocast", "ranks", "type", "order", "own batches"],
-)  # fmt: skip
+)
 def test_what_only_the_trainer_decides(build: Build, was: Any, now: Any, line: str) -> None:
     """Changed precision, number of ranks and order of samples are refused, with how to accept them."""
     stopped(was(build))
@@ -298,13 +328,23 @@ def test_what_only_the_trainer_decides(build: Build, was: Any, now: Any, line: s
 @pytest.mark.parametrize(
     ("was", "now", "lines"),
     [
-        (lambda: DataLoader(samples(20), 4, shuffle=True), lambda: Endless(),
-         ["batch_size: 4 in the checkpoint, None", "sampler: 'RandomSampler' in the checkpoint, None",
-          "loader_length: 5 in the checkpoint, None"]),
-        (lambda: batches(5), lambda: DataLoader(samples(20), 4), ["dataset_length: None in the checkpoint, 20"]),
+        (
+            lambda: DataLoader(samples(20), 4, shuffle=True),
+            lambda: Endless(),
+            [
+                "batch_size: 4 in the checkpoint, None",
+                "sampler: 'RandomSampler' in the checkpoint, None",
+                "loader_length: 5 in the checkpoint, None",
+            ],
+        ),
+        (
+            lambda: batches(5),
+            lambda: DataLoader(samples(20), 4),
+            ["dataset_length: None in the checkpoint, 20"],
+        ),
     ],
     ids=["less", "more"],
-)  # fmt: skip
+)
 def test_a_loader_that_says_less_or_more_of_itself(
     build: Build, caplog: pytest.LogCaptureFixture, was: Any, now: Any, lines: list[str]
 ) -> None:

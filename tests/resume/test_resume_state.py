@@ -91,10 +91,13 @@ def test_state_of_another_type_than_the_weights(
     def make(directory: Path) -> Trainer:
         model = tiny_model().to(dtype)
         return make_trainer(
-            model=model, optimizer=OPTIMIZERS[kind](model.parameters()), work_dir=directory, max_epochs=3,
+            model=model,
+            optimizer=OPTIMIZERS[kind](model.parameters()),
+            work_dir=directory,
+            max_epochs=3,
             train_step=lambda trainer, batch: trainer.model(batch[0].to(dtype)).logsumexp(1).sum(),
             hooks=[CheckpointHook(interval=-1)],
-        )  # fmt: skip
+        )
 
     assert_went_on(make, tmp_path, [5])
 
@@ -124,9 +127,11 @@ def test_refused_checkpoint_leaves_the_types_of_the_state(make_trainer: MakeTrai
 
     model = tiny_model().to(torch.float64)
     trainer = make_trainer(
-        model=model, optimizer=torch.optim.NAdam(model.parameters()), hooks=[Refusing()],
+        model=model,
+        optimizer=torch.optim.NAdam(model.parameters()),
+        hooks=[Refusing()],
         train_step=lambda trainer, batch: trainer.model(batch[0].double()).sum(),
-    )  # fmt: skip
+    )
     trainer.train()
 
     with pytest.raises(ValueError, match="no"):
@@ -281,9 +286,12 @@ def test_evaluation_draws_what_it_would_have(
 
     def make(directory: Path) -> Trainer:
         return make_trainer(
-            val_loader=evaluated(name), max_iters=9, val_interval=2, hooks=[CheckpointHook(interval=-1), Slowing()],
+            val_loader=evaluated(name),
+            max_iters=9,
+            val_interval=2,
+            hooks=[CheckpointHook(interval=-1), Slowing()],
             work_dir=directory,
-        )  # fmt: skip
+        )
 
     assert_went_on(make, tmp_path, [stop], event=event)
 
@@ -304,9 +312,13 @@ def test_a_validation_that_is_cut_short(
 
     def make(directory: Path) -> Trainer:
         return make_trainer(
-            train_loader=shuffled(5), val_loader=DataLoader(samples(12), 4), hooks=[CheckpointHook()],
-            val_step=lambda trainer, batch: {"noise": torch.rand(())}, work_dir=directory, **(unit or {"max_epochs": 4}),
-        )  # fmt: skip
+            train_loader=shuffled(5),
+            val_loader=DataLoader(samples(12), 4),
+            hooks=[CheckpointHook()],
+            val_step=lambda trainer, batch: {"noise": torch.rand(())},
+            work_dir=directory,
+            **(unit or {"max_epochs": 4}),
+        )
 
     assert_went_on(make, tmp_path, [stop], event=event)
 
@@ -336,9 +348,12 @@ def test_a_generator_that_both_loaders_have(make_trainer: MakeTrainer, tmp_path:
     def make(directory: Path) -> Trainer:
         generator = torch.Generator().manual_seed(5)
         return make_trainer(
-            train_loader=shuffled(5, generator=generator), max_epochs=3, work_dir=directory,
-            val_loader=DataLoader(samples(12), 4, generator=generator), hooks=[CheckpointHook(interval=1)],
-        )  # fmt: skip
+            train_loader=shuffled(5, generator=generator),
+            max_epochs=3,
+            work_dir=directory,
+            val_loader=DataLoader(samples(12), 4, generator=generator),
+            hooks=[CheckpointHook(interval=1)],
+        )
 
     seed()
     whole = make(tmp_path / "whole")

@@ -40,8 +40,12 @@ INTO = [
 
 
 HOW = [
-    ("resume", [EMAHook]), ("load_checkpoint", []), ("load_checkpoint", [EMAHook]), ("plain file", []), ("plain file", [EMAHook]),
-]  # fmt: skip
+    ("resume", [EMAHook]),
+    ("load_checkpoint", []),
+    ("load_checkpoint", [EMAHook]),
+    ("plain file", []),
+    ("plain file", [EMAHook]),
+]
 
 
 @pytest.mark.parametrize(
@@ -49,9 +53,15 @@ HOW = [
     [*(("resume", [], *into) for into in INTO), *((*how, *INTO[0]) for how in HOW)],
 )
 def test_a_buffer_of_another_kind(
-    make_trainer: MakeTrainer, tmp_path: Path, how: str, hooks: list[Any], buffer: torch.Tensor,
-    dtype: torch.dtype, has: str, own: str,
-) -> None:  # fmt: skip
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    how: str,
+    hooks: list[Any],
+    buffer: torch.Tensor,
+    dtype: torch.dtype,
+    has: str,
+    own: str,
+) -> None:
     """Values that the model's buffer cannot hold are refused by its name, and nothing is loaded."""
     first = saved(make_trainer, tmp_path, buffer, hooks=[hook() for hook in hooks])
     first.train()

@@ -25,9 +25,7 @@ EPOCHS = 4
 def build(work_dir: Path | str | None = "the directory of the run", **changes: Any) -> Trainer:
     """A model whose buffers count in a validation, with a dropout, shuffled batches and an average."""
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)
-    )  # fmt: skip
+    model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     arguments: dict[str, Any] = {
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         "loss_fn": F.cross_entropy,

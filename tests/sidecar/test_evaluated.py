@@ -87,9 +87,14 @@ def test_metrics_are_logged_as_those_of_a_validation_within(make_trainer: MakeTr
     for name in ("within", "aside"):
         changes: dict[str, Any] = {"val_interval": 1} if name == "within" else {}
         trainer = job(
-            make_trainer, saving(), val_step=lambda trainer, batch: {"acc": 0.5}, writers=[JSONLWriter()],
-            work_dir=make_trainer().work_dir.parent / name, max_epochs=3, **changes,
-        )  # fmt: skip
+            make_trainer,
+            saving(),
+            val_step=lambda trainer, batch: {"acc": 0.5},
+            writers=[JSONLWriter()],
+            work_dir=make_trainer().work_dir.parent / name,
+            max_epochs=3,
+            **changes,
+        )
         if name == "aside":
             reporting(trainer, [0.5, 0.5])
         trainer.train()
@@ -188,9 +193,13 @@ def test_a_plateau_is_stepped_with_them(make_trainer: MakeTrainer) -> None:
     model = tiny_model()
     optimizer, own = plateau(model)
     trainer = job(
-        make_trainer, CheckpointHook(1), ParamSchedulerHook(monitor="loss"), model=model, optimizer=optimizer,
+        make_trainer,
+        CheckpointHook(1),
+        ParamSchedulerHook(monitor="loss"),
+        model=model,
+        optimizer=optimizer,
         schedulers=[own],
-    )  # fmt: skip
+    )
     rates: list[float] = []
     trainer.bus.subscribe(
         lambda event: rates.append(optimizer.param_groups[0]["lr"]), "checkpoint_evaluated", priority="LOWEST"

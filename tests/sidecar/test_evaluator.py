@@ -65,8 +65,11 @@ def within(run: Path) -> dict[int, Metrics]:
 
 def contents(run: Path) -> dict[str, str]:
     """The hash of each file of a run, except what the evaluator may write."""
-    files = [path for path in run.rglob("*") if path.is_file() and path.relative_to(run).parts[0] not in
-             ("inbox", "evaluator")]  # fmt: skip
+    files = [
+        path
+        for path in run.rglob("*")
+        if path.is_file() and path.relative_to(run).parts[0] not in ("inbox", "evaluator")
+    ]
     return {str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -110,9 +113,15 @@ def test_known_metrics_of_the_newest_one_are_those_of_the_record(run: Path) -> N
     (command,) = sent(run)
     shutil.rmtree(run / "inbox")
     applied = Applied(
-        iter=20, epoch=5, id=command.id, command=command.command, words=[], arguments=command.arguments,
-        source=command.source, time="2026-01-01T00:00:00+0000",
-    )  # fmt: skip
+        iter=20,
+        epoch=5,
+        id=command.id,
+        command=command.command,
+        words=[],
+        arguments=command.arguments,
+        source=command.source,
+        time="2026-01-01T00:00:00+0000",
+    )
     write_record(run / "commands.jsonl", [applied])
 
     again, known = validate(run, choice=["newest"])
@@ -224,17 +233,37 @@ def test_numbers_that_are_not_finite_arrive(run: Path, monkeypatch: pytest.Monke
     ("text", "error", "match"),
     [
         ("train", ValueError, "expected 'module:function' or 'path/to/file.py:function', got 'train'"),
-        ("__main__:build", ValueError, "expected a module that another process can import, got '__main__:build'"),
+        (
+            "__main__:build",
+            ValueError,
+            "expected a module that another process can import, got '__main__:build'",
+        ),
         (3, TypeError, "expected 'module:function', got 3"),
-        ("no_such_module_here:build", ModuleNotFoundError, "expected a module 'no_such_module_here' in .*, got none"),
+        (
+            "no_such_module_here:build",
+            ModuleNotFoundError,
+            "expected a module 'no_such_module_here' in .*, got none",
+        ),
         ("no/such.py:build", FileNotFoundError, r"expected a Python file at no/such\.py, got none"),
-        ("tests.sidecar.jobs:missing", ValueError, "expected a function 'missing' in tests.sidecar.jobs, which has"),
+        (
+            "tests.sidecar.jobs:missing",
+            ValueError,
+            "expected a function 'missing' in tests.sidecar.jobs, which has",
+        ),
         ("tests.sidecar.jobs:build_nothing", TypeError, "to return a Trainer, got NoneType"),
-        ("tests.sidecar.jobs:build_without_validation", ValueError, "a Trainer with a val_loader, got one without"),
-        ("tests.sidecar.jobs:build_and_train", RuntimeError, "builds the trainer and returns it, and got a training"),
+        (
+            "tests.sidecar.jobs:build_without_validation",
+            ValueError,
+            "a Trainer with a val_loader, got one without",
+        ),
+        (
+            "tests.sidecar.jobs:build_and_train",
+            RuntimeError,
+            "builds the trainer and returns it, and got a training",
+        ),
         ("tests.sidecar.jobs:build_wrongly", RuntimeError, "the data set is not there"),
     ],
-)  # fmt: skip
+)
 def test_a_function_that_does_not_serve(text: Any, error: type[Exception], match: str) -> None:
     """A function that is not found, or builds no trainer that validates, is an error that says so."""
     with pytest.raises(error, match=match):

@@ -25,10 +25,16 @@ def job(make_trainer: MakeTrainer, work_dir: Path, **changes: Any) -> Trainer:
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = make_trainer(
-        model=model, optimizer=optimizer, schedulers=[ReduceLROnPlateau(optimizer, patience=0)], work_dir=work_dir,
-        train_loader=batches(2), val_loader=batches(1), max_epochs=6, **changes,
+        model=model,
+        optimizer=optimizer,
+        schedulers=[ReduceLROnPlateau(optimizer, patience=0)],
+        work_dir=work_dir,
+        train_loader=batches(2),
+        val_loader=batches(1),
+        max_epochs=6,
+        **changes,
         hooks=[CheckpointHook(1, save_best="loss", max_keep_ckpts=2)],
-    )  # fmt: skip
+    )
     trainer.schedule = Never()
     return trainer
 

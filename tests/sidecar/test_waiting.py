@@ -24,9 +24,12 @@ from tests.support.trainers import MakeTrainer, batches
 def waiting(make_trainer: MakeTrainer, limit: int = 20, **changes: Any) -> Trainer:
     """A training whose checkpoints an evaluator elsewhere validates."""
     return make_trainer(
-        train_loader=batches(1), val_loader=batches(1), max_epochs=changes.pop("max_epochs", 6),
-        hooks=[CheckpointHook(1, max_keep_ckpts=2), AsyncValidationHook(None, wait=0, max_waiting=limit)], **changes,
-    )  # fmt: skip
+        train_loader=batches(1),
+        val_loader=batches(1),
+        max_epochs=changes.pop("max_epochs", 6),
+        hooks=[CheckpointHook(1, max_keep_ckpts=2), AsyncValidationHook(None, wait=0, max_waiting=limit)],
+        **changes,
+    )
 
 
 def kept(trainer: Trainer) -> list[int]:
@@ -81,9 +84,11 @@ def test_those_of_a_resumed_run_wait_again(make_trainer: MakeTrainer) -> None:
 def test_what_was_retained_too_long_is_removed_at_the_end(make_trainer: MakeTrainer) -> None:
     """Checkpoints beyond `max_keep_ckpts` whose metrics come at the end of the run are removed then."""
     trainer = make_trainer(
-        train_loader=batches(1), val_loader=batches(1), max_epochs=4,
+        train_loader=batches(1),
+        val_loader=batches(1),
+        max_epochs=4,
         hooks=[CheckpointHook(1, max_keep_ckpts=2), AsyncValidationHook(None, wait=60)],
-    )  # fmt: skip
+    )
 
     def handle(trainer: Trainer, event: Any) -> None:
         report(trainer, "epoch_4", loss=0.5)
@@ -176,9 +181,12 @@ def test_a_mark_that_fails_is_no_best_score(
     """If a checkpoint cannot be marked, the former best one counts again, and the training goes on."""
     hook = CheckpointHook(1, save_best="acc")
     trainer = make_trainer(
-        train_loader=batches(1), val_loader=batches(1), max_epochs=5, hooks=[hook],
+        train_loader=batches(1),
+        val_loader=batches(1),
+        max_epochs=5,
+        hooks=[hook],
         val_step=lambda trainer, batch: {"acc": 0.0},
-    )  # fmt: skip
+    )
     trainer.schedule = Never()
 
     def handle(trainer: Trainer, event: Any) -> None:

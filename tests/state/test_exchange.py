@@ -127,19 +127,31 @@ NO_TEXT = "'utf-8' codec can't decode byte 0x78 in position 0: why"
     ("block", "failing", "own", "others"),
     [
         (
-            "rank 1 fails", 1, ["CheckpointError", "damaged"],
-            ["CheckpointError", "the work failed on rank 1 on host b, so on all ranks: CheckpointError: damaged"],
+            "rank 1 fails",
+            1,
+            ["CheckpointError", "damaged"],
+            [
+                "CheckpointError",
+                "the work failed on rank 1 on host b, so on all ranks: CheckpointError: damaged",
+            ],
         ),
         (
-            "an odd one", 0, ["Odd", "1 and 2"],
+            "an odd one",
+            0,
+            ["Odd", "1 and 2"],
             ["CheckpointError", "the work failed on rank 0 on host a, so on all ranks: Odd: 1 and 2"],
         ),
         (
-            "five arguments", 0, ["UnicodeDecodeError", NO_TEXT],
-            ["UnicodeError", f"the work failed on rank 0 on host a, so on all ranks: UnicodeDecodeError: {NO_TEXT}"],
+            "five arguments",
+            0,
+            ["UnicodeDecodeError", NO_TEXT],
+            [
+                "UnicodeError",
+                f"the work failed on rank 0 on host a, so on all ranks: UnicodeDecodeError: {NO_TEXT}",
+            ],
         ),
     ],
-)  # fmt: skip
+)
 def test_an_error_of_one_block_is_raised_on_all(
     ranks: Ranks, block: str, failing: int, own: list[str], others: list[str]
 ) -> None:
@@ -186,8 +198,9 @@ def test_without_rank_0_no_rank_decides(tmp_path: Path) -> None:
 
     kind, text, _ = said["decision"]
     assert (kind, "rank 1 on host b expected a decision of rank 0, which cannot be reached" in text) == (
-        "RuntimeError", True,
-    )  # fmt: skip
+        "RuntimeError",
+        True,
+    )
     assert said["block"][0] == "RuntimeError"
     assert "the work needs all ranks, and rank 1 on host b cannot reach another one" in said["block"][1]
 

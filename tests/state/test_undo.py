@@ -136,9 +136,15 @@ def build(make_trainer: MakeTrainer) -> Trainer:
     loader = DataLoader(Augmented(8), BATCH, shuffle=True)
     evaluated = [*loader]  # an evaluation that a user asks for may draw from the random states
     trainer = make_trainer(
-        model=model, optimizer=optimizer, train_loader=loader, val_loader=evaluated, test_loader=evaluated,
-        hooks=[EMAHook(momentum=0.1), PreciseBN(num_iter=2, data_loader=loader)], max_iters=2, max_epochs=None,
-    )  # fmt: skip
+        model=model,
+        optimizer=optimizer,
+        train_loader=loader,
+        val_loader=evaluated,
+        test_loader=evaluated,
+        hooks=[EMAHook(momentum=0.1), PreciseBN(num_iter=2, data_loader=loader)],
+        max_iters=2,
+        max_epochs=None,
+    )
     trainer.train()
     return trainer
 
@@ -186,10 +192,13 @@ def precise(trainer: Trainer) -> None:
 
 USES: dict[str, tuple[Callable[[Trainer], object], list[ModuleType]]] = {
     "find_lr": (lambda trainer: trainer.find_lr(1e-3, 1.0, 2), [kept, rollback, range_test]),
-    "predict to": (lambda trainer: trainer.predict(trainer.train_loader, to=len), [prediction, evaluation_loop]),  # type: ignore[arg-type]
+    "predict to": (
+        lambda trainer: trainer.predict(trainer.train_loader, to=len),
+        [prediction, evaluation_loop],
+    ),  # type: ignore[arg-type]
     "val": (lambda trainer: trainer.val(), [evaluation_loop, average_pairs]),
     "PreciseBN": (precise, [batchnorm_statistics]),
-}  # fmt: skip
+}
 SHARED: list[ModuleType] = [undo, weights, side_pass, rng, evaluation]
 
 

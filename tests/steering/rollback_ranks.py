@@ -48,10 +48,16 @@ def make(kind: str, directory: Path, **options: Any) -> Trainer:
     torch.manual_seed(10 + RANK)
     hooks = [CheckpointHook(2, by_epoch=False), *options.pop("hooks", [])]
     return Trainer(
-        model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01), loss_fn=F.cross_entropy, hooks=hooks,
+        model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        loss_fn=F.cross_entropy,
+        hooks=hooks,
         train_loader=DataLoader(data, batch_size=4, sampler=DistributedSampler(data, 2, RANK)),
-        max_epochs=2, work_dir=directory, writers=[], **options,
-    )  # fmt: skip
+        max_epochs=2,
+        work_dir=directory,
+        writers=[],
+        **options,
+    )
 
 
 def result(trainer: Trainer) -> dict[str, Any]:
@@ -131,9 +137,11 @@ def refused(kind: str) -> dict[str, Any]:
 def hook(kind: str) -> dict[str, Any]:
     """The loss of rank 0 is lost once, and that of rank 1 never."""
     trainer = make(
-        kind, FOLDER / f"{kind}-hook", hooks=[RollbackHook("strange", margin=1, consecutive=1, max_rollbacks=1)],
+        kind,
+        FOLDER / f"{kind}-hook",
+        hooks=[RollbackHook("strange", margin=1, consecutive=1, max_rollbacks=1)],
         default_hooks={"logger": {"interval": 2}},
-    )  # fmt: skip
+    )
     events = events_of(trainer)
     lost = [8, 12]
 

@@ -56,7 +56,13 @@ def nested(o: Any) -> list[Any]:
 SCHEDULES: dict[str, Callable[[Any], list[Any]]] = {
     "SequentialLR": lambda o: [
         torch_lr.SequentialLR(
-            o, [torch_lr.LinearLR(o, 0.1, 1, 5), torch_lr.StepLR(o, 3, 0.5), torch_lr.CosineAnnealingLR(o, 9, 0.01)], [5, 15]
+            o,
+            [
+                torch_lr.LinearLR(o, 0.1, 1, 5),
+                torch_lr.StepLR(o, 3, 0.5),
+                torch_lr.CosineAnnealingLR(o, 9, 0.01),
+            ],
+            [5, 15],
         )
     ],
     "OneCycleLR": lambda o: [torch_lr.OneCycleLR(o, 0.5, ITERS, three_phase=True)],
@@ -95,7 +101,7 @@ SCHEDULES: dict[str, Callable[[Any], list[Any]]] = {
     "mmcv by epoch": lambda o: [],
     "mmcv in a cycle": lambda o: [],
     "mmcv in cycles": lambda o: [],
-}  # fmt: skip
+}
 """Schedules of the rate, as the schedulers of an optimizer; PyTorch's have its names."""
 HOOKS: dict[str, Callable[[], list[Any]]] = {
     "mmcv by epoch": lambda: [
@@ -129,10 +135,15 @@ def set_run(
         default_hooks["param_scheduler"] = ParamSchedulerHook(by_epoch=True)
     default_hooks |= options.pop("default_hooks", {})
     arguments: dict[str, Any] = {
-        "schedulers": (schedule or SCHEDULES[kind])(built), "max_epochs": EPOCHS, "train_loader": batches(PER_EPOCH),
-        "val_loader": batches(1), "hooks": hooks, "default_hooks": default_hooks, "work_dir": directory,
+        "schedulers": (schedule or SCHEDULES[kind])(built),
+        "max_epochs": EPOCHS,
+        "train_loader": batches(PER_EPOCH),
+        "val_loader": batches(1),
+        "hooks": hooks,
+        "default_hooks": default_hooks,
+        "work_dir": directory,
         **options,
-    }  # fmt: skip
+    }
     return build_trainer(model=model, optimizer=built, **arguments)
 
 

@@ -51,16 +51,23 @@ def trainer_of(name: str, per_epoch: int = 4, **options: Any) -> Trainer:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2, bias=False), nn.Dropout(0.2)))
     arguments: dict[str, Any] = {
-        "train_loader": batches(per_epoch), "val_loader": batches(2), "max_epochs": 12 // per_epoch,
-        "hooks": [CheckpointHook(interval=5, by_epoch=False)], "writers": [],
-        "default_hooks": {"garbage_collection": None, "trace": None}, **options,
-    }  # fmt: skip
+        "train_loader": batches(per_epoch),
+        "val_loader": batches(2),
+        "max_epochs": 12 // per_epoch,
+        "hooks": [CheckpointHook(interval=5, by_epoch=False)],
+        "writers": [],
+        "default_hooks": {"garbage_collection": None, "trace": None},
+        **options,
+    }
     if "max_iters" in options:
         arguments.pop("max_epochs")
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        work_dir=Path("runs") / name, **arguments,
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        work_dir=Path("runs") / name,
+        **arguments,
+    )
     trainer.command(scale)
     trainer.command(fail)
     return trainer
@@ -110,9 +117,14 @@ def run(trainer: Trainer, sent: Sent, *, name: str = "", ranks: tuple[int, ...] 
     ]
     state = b"".join(value.numpy().tobytes() for value in values)
     SAID[name or trainer.work_dir.name] = {
-        "happened": happened, "at": trainer.iter, "weights": hashlib.sha256(state).hexdigest(), "code": code,
-        "saved": sorted(path.name for path in trainer.work_dir.glob("*_*")), "reason": trainer.stop_reason, **more,
-    }  # fmt: skip
+        "happened": happened,
+        "at": trainer.iter,
+        "weights": hashlib.sha256(state).hexdigest(),
+        "code": code,
+        "saved": sorted(path.name for path in trainer.work_dir.glob("*_*")),
+        "reason": trainer.stop_reason,
+        **more,
+    }
     trainer.close()
     dist.barrier()
 
@@ -161,9 +173,10 @@ def save_and_go(trainer: Trainer) -> None:
 def signalled(name: str, ranks: tuple[int, ...]) -> None:
     """Save on a signal that some ranks get."""
     trainer = trainer_of(
-        name, hooks=[CheckpointHook(save_last=False)],
+        name,
+        hooks=[CheckpointHook(save_last=False)],
         default_hooks={"preemption": {"checkpoint_signals": ("SIGUSR1",)}, "trace": None},
-    )  # fmt: skip
+    )
 
     def kill(event: Any) -> None:
         if event.iter == 5 and RANK in ranks:
@@ -181,9 +194,15 @@ def sharded() -> None:
 
     def build() -> Trainer:
         return Trainer(
-            model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy, writers=[],
-            train_loader=batches(4), max_epochs=2, hooks=[CheckpointHook(save_last=False)], work_dir=Path("runs/sharded"),
-        )  # fmt: skip
+            model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            loss_fn=F.cross_entropy,
+            writers=[],
+            train_loader=batches(4),
+            max_epochs=2,
+            hooks=[CheckpointHook(save_last=False)],
+            work_dir=Path("runs/sharded"),
+        )
 
     trainer, kept = build(), dict[int, torch.Tensor]()
     trainer.bus.subscribe(
@@ -238,9 +257,12 @@ def repetition() -> None:
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{sys.argv[2]}", rank=RANK, world_size=int(sys.argv[3]),
+        "gloo",
+        init_method=f"file://{sys.argv[2]}",
+        rank=RANK,
+        world_size=int(sys.argv[3]),
         timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    )
     repetition()
     run(trainer_of("by iteration", max_iters=12, val_interval=4), PLAN)
     run(

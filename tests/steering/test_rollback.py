@@ -68,14 +68,22 @@ def test_events_of_a_rollback(make: Make) -> None:
     go_back(trainer, 5, "iter_2", 1)
     trainer.train()
 
-    assert [(event_name(event), event.iter, event.epoch, getattr(event, "reason", None)) for event in events] == [
-        ("before_train", 0, 0, None), ("before_train_epoch", 0, 0, None),
-        ("after_train_epoch", 5, 0, "rollback"), ("after_train", 5, 0, "rollback"), ("rolled_back", 2, 0, ""),
-        ("before_train", 2, 0, None), ("before_train_epoch", 2, 0, None),
-        ("after_train_epoch", 5, 0, "completed"), ("before_train_epoch", 5, 1, None),
-        ("after_train_epoch", 11, 1, "completed"), ("after_train", 11, 2, "completed"),
+    assert [
+        (event_name(event), event.iter, event.epoch, getattr(event, "reason", None)) for event in events
+    ] == [
+        ("before_train", 0, 0, None),
+        ("before_train_epoch", 0, 0, None),
+        ("after_train_epoch", 5, 0, "rollback"),
+        ("after_train", 5, 0, "rollback"),
+        ("rolled_back", 2, 0, ""),
+        ("before_train", 2, 0, None),
+        ("before_train_epoch", 2, 0, None),
+        ("after_train_epoch", 5, 0, "completed"),
+        ("before_train_epoch", 5, 1, None),
+        ("after_train_epoch", 11, 1, "completed"),
+        ("after_train", 11, 2, "completed"),
         ("after_run", 11, 2, "completed"),
-    ]  # fmt: skip
+    ]
     rolled = next(event for event in events if event_name(event) == "rolled_back")
     assert (rolled.path, rolled.skipped) == (str(trainer.work_dir / "iter_2"), 1)
 
@@ -150,8 +158,9 @@ def test_newest_older_checkpoint_is_the_default(make: Make) -> None:
     trainer.train()
 
     assert [event.path for event in rolled] == [
-        str(trainer.work_dir / "iter_2"), str(trainer.work_dir / "iter_2_rollback"),
-    ]  # fmt: skip
+        str(trainer.work_dir / "iter_2"),
+        str(trainer.work_dir / "iter_2_rollback"),
+    ]
 
 
 def assert_unharmed(make: Make, trainer: Trainer, reason: str) -> None:
@@ -205,9 +214,11 @@ def test_checkpoint_of_another_model_is_refused(
     """A checkpoint of another model is refused before anything is left, and the training goes on unharmed."""
     other = nn.Linear(2, 3)
     make_trainer(
-        model=other, optimizer=torch.optim.SGD(other.parameters(), lr=0.1), work_dir=tmp_path / "other",
+        model=other,
+        optimizer=torch.optim.SGD(other.parameters(), lr=0.1),
+        work_dir=tmp_path / "other",
         hooks=[CheckpointHook(1)],
-    ).train()  # fmt: skip
+    ).train()
     trainer = make()
     go_back(trainer, 5, str(tmp_path / "other" / "epoch_1"))
 
@@ -268,8 +279,12 @@ def test_workflow_goes_back(make: Make) -> None:
     trainer.run([("train", 1), ("val", 1)])
 
     assert events == [
-        ("after_val", 6, 1), ("after_val", 12, 2), ("rolled_back", 10, 1), ("after_val", 12, 2), ("after_val", 18, 3),
-    ]  # fmt: skip
+        ("after_val", 6, 1),
+        ("after_val", 12, 2),
+        ("rolled_back", 10, 1),
+        ("after_val", 12, 2),
+        ("after_val", 18, 3),
+    ]
 
 
 def test_steps_refuse_a_rollback(make: Make) -> None:
@@ -506,9 +521,11 @@ def test_commands_before_the_rollback_are_in_the_record_once(make: Make) -> None
         trainer, "after_train_iter", 3, lambda: trainer.commands.request("note", source="anna", text="before")
     )
     once(
-        trainer, "after_train_iter", 6,
+        trainer,
+        "after_train_iter",
+        6,
         lambda: trainer.commands.request("rollback", source="anna", checkpoint="iter_2", skip=1),
-    )  # fmt: skip
+    )
     once(
         trainer,
         "rolled_back",

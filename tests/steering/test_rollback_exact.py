@@ -74,9 +74,13 @@ def test_skip_goes_on_over_whole_passes(make_trainer: MakeTrainer) -> None:
     model = nn.Linear(1, 1)
     loader = [torch.full((1, 1), float(number)) for number in range(3)]
     trainer = make_trainer(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_step=step, train_loader=loader,
-        max_epochs=5, hooks=[CheckpointHook(1, by_epoch=False)],
-    )  # fmt: skip
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_step=step,
+        train_loader=loader,
+        max_epochs=5,
+        hooks=[CheckpointHook(1, by_epoch=False)],
+    )
     epochs = record(trainer, "before_train_epoch", "after_train_epoch")
     go_back(trainer, 3, "iter_2", skip=8)
     trainer.train()
@@ -97,9 +101,13 @@ def test_skip_of_whole_passes_in_a_run_of_iterations(make_trainer: MakeTrainer) 
     model = nn.Linear(1, 1)
     loader = [torch.full((1, 1), float(number)) for number in range(3)]
     trainer = make_trainer(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_step=step, train_loader=loader,
-        max_iters=5, hooks=[CheckpointHook(1)],
-    )  # fmt: skip
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_step=step,
+        train_loader=loader,
+        max_iters=5,
+        hooks=[CheckpointHook(1)],
+    )
     go_back(trainer, 3, "iter_2", skip=8)
     trainer.train()
 
@@ -130,9 +138,12 @@ def test_modes_that_a_handler_sets_within_an_epoch_end_with_it(make_trainer: Mak
     """After a rollback modules have the modes of a new process, whatever handlers set in the abandoned epoch."""
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     trainer = make_trainer(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_loader=batches(4), max_iters=8,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_loader=batches(4),
+        max_iters=8,
         hooks=[CheckpointHook(2)],
-    )  # fmt: skip
+    )
     once(trainer, "after_train_iter", 3, lambda: model[1].eval())
     go_back(trainer, 5, "iter_2")
     modes: list[bool] = []
@@ -181,8 +192,10 @@ trainer.train()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("event", "iteration", "name"), [("before_train_iter", 5, "iter_5_rollback"),
-                                                          ("after_train_iter", 13, "iter_10")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("event", "iteration", "name"),
+    [("before_train_iter", 5, "iter_5_rollback"), ("after_train_iter", 13, "iter_10")],
+)
 def test_killed_run_goes_on_behind_its_rollback(
     tmp_path: Path, event: str, iteration: int, name: str
 ) -> None:

@@ -42,8 +42,15 @@ def build(tmp_path: Path) -> Iterator[Build]:
 
 @pytest.mark.parametrize(
     ("name", "given", "value"),
-    [("number", "2", 2.0), ("number", 2, 2.0), ("count", "7", 7), ("on", "true", True), ("text", "b", "b"), ("items", [2, 3], [2, 3])],
-)  # fmt: skip
+    [
+        ("number", "2", 2.0),
+        ("number", 2, 2.0),
+        ("count", "7", 7),
+        ("on", "true", True),
+        ("text", "b", "b"),
+        ("items", [2, 3], [2, 3]),
+    ],
+)
 def test_a_value_has_the_type_of_the_present_one(build: Build, name: str, given: Any, value: Any) -> None:
     """A text or a JSON value is converted, and the answer has both values."""
     hook = Kinds()

@@ -85,20 +85,41 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"momentum": -0.1}, "momentum[0] must be at least 0, got -0.1"),
     ({"lr[2]": 0.1}, "lr[2]: expected the index of a param group, 0 to 1, got '2'"),
     ({"lr[head]": 0.1}, "lr[head]: expected the index of a param group, 0 to 1, got 'head'"),
-    ({"wieght_decay": 0.1}, "set has nothing named 'wieght_decay': did you mean 'weight_decay'?; what can be set: "),
+    (
+        {"wieght_decay": 0.1},
+        "set has nothing named 'wieght_decay': did you mean 'weight_decay'?; what can be set: ",
+    ),
     ({"gen.lr": 0.1}, "set has nothing named 'gen.lr'"),
-    ({"nesterov": 1}, "nesterov is an option of SGD that is no number: its value is False, which cannot be set"),
+    (
+        {"nesterov": 1},
+        "nesterov is an option of SGD that is no number: its value is False, which cannot be set",
+    ),
     ({"foreach": 1}, "foreach is an option of SGD that is no number: its value is None, which cannot be set"),
     ({"initial_lr": 0.1}, "set has nothing named 'initial_lr'"),
     ({"params": 0.1}, "set has nothing named 'params'"),
-    ({"early_stopping.patience": "many"}, "early_stopping.patience expects a value of the type int, got 'many'"),
-    ({"early_stopping.patience": "5.5"}, "early_stopping.patience expects a value of the type int, got '5.5'"),
-    ({"early_stopping.patience": -1}, "early_stopping.patience=-1 was refused: patience must be at least 0, got -1"),
+    (
+        {"early_stopping.patience": "many"},
+        "early_stopping.patience expects a value of the type int, got 'many'",
+    ),
+    (
+        {"early_stopping.patience": "5.5"},
+        "early_stopping.patience expects a value of the type int, got '5.5'",
+    ),
+    (
+        {"early_stopping.patience": -1},
+        "early_stopping.patience=-1 was refused: patience must be at least 0, got -1",
+    ),
     ({"early_stopping.min_delta": "nan"}, "early_stopping.min_delta expects a finite number, got 'nan'"),
-    ({"early_stopping.min_delta*": 2}, "early_stopping.min_delta is an attribute of a hook: expected early_stopping.min_"),
+    (
+        {"early_stopping.min_delta*": 2},
+        "early_stopping.min_delta is an attribute of a hook: expected early_stopping.min_",
+    ),
     ({"early_stopping.wait": 0}, "set has nothing named 'early_stopping.wait'"),
     ({"thresholded.picky": 2}, "thresholded.picky=2 was refused: picky must be at most 1, got 2.0"),
-    ({"thresholded.fixed": 2}, "thresholded.fixed=2 was refused: property 'fixed' of 'Thresholded' object has no setter"),
+    (
+        {"thresholded.fixed": 2},
+        "thresholded.fixed=2 was refused: property 'fixed' of 'Thresholded' object has no setter",
+    ),
     ({"thresholded.secret": 2}, "set has nothing named 'thresholded.secret'"),
     ({"thresholded._picky": 2}, "set has nothing named 'thresholded._picky'"),
     ({"optimizer.max_norm": 2}, "set has nothing named 'optimizer.max_norm'"),  # nothing is clipped
@@ -108,7 +129,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hooks[0]": 1}, "set has nothing named 'hooks[0]'"),
     ({"early_stopping.__class__": 1}, "set has nothing named 'early_stopping.__class__'"),
     ({"lr; import os": 1}, "set has nothing named 'lr; import os'"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED)

@@ -239,8 +239,9 @@ def test_the_next_log_has_the_new_rate(build: Build) -> None:
     logged: dict[int, float] = {}
     steered.bus.subscribe(
         lambda event: logged.update({event.step: event.scalars["lr"]}) if "lr" in event.scalars else None,
-        "scalars_logged", offload="thread",
-    )  # fmt: skip
+        "scalars_logged",
+        offload="thread",
+    )
 
     steered.train()
     steered.close()
@@ -261,24 +262,37 @@ def test_a_schedule_of_one_optimizer_is_set_by_its_name(build: Build, tmp_path: 
         return torch.nn.functional.cross_entropy(outputs, target)
 
     trainer = Trainer(
-        model, optimizer=optimizers, train_step=step, train_loader=batches(3), max_epochs=2, work_dir=tmp_path, bus=Bus(),
+        model,
+        optimizer=optimizers,
+        train_step=step,
+        train_loader=batches(3),
+        max_epochs=2,
+        work_dir=tmp_path,
+        bus=Bus(),
         schedulers=[torch_lr.ExponentialLR(optimizers["gen"], 0.5)],
-    )  # fmt: skip
+    )
     receive(trainer, 2, setting({"gen.lr*": 0.5}), setting({"disc.lr": 0.3}))
     receive(trainer, 4, setting({"lr*": 0.5}))
     results = outcomes(trainer)
     found: list[tuple[float, float]] = []
     trainer.bus.subscribe(
-        lambda trainer, event: found.append(tuple(each.param_groups[0]["lr"] for each in optimizers.values())),
+        lambda trainer, event: found.append(
+            tuple(each.param_groups[0]["lr"] for each in optimizers.values())
+        ),
         "before_train_iter",
-    )  # fmt: skip
+    )
 
     trainer.train()
     trainer.close()
 
     assert found == [
-        (0.1, 0.1), (0.05, 0.1), (0.0125, 0.3), (0.00625, 0.3), (0.0015625, 0.15), (0.00078125, 0.15),
-    ]  # fmt: skip
+        (0.1, 0.1),
+        (0.05, 0.1),
+        (0.0125, 0.3),
+        (0.00625, 0.3),
+        (0.0015625, 0.15),
+        (0.00078125, 0.15),
+    ]
     assert [[*result] for result in results] == [["gen.lr"], ["disc.lr"], ["gen.lr", "disc.lr"]]
     assert results[1] == {"disc.lr": {"old": 0.1, "new": 0.3}}
 

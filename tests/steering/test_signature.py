@@ -64,16 +64,19 @@ def test_the_help_has_the_parameters_and_the_first_line() -> None:
     assert SPEC.help == "prune AMOUNT [PARTS] [NAME]: Set the smallest weights to zero."
 
 
-@pytest.mark.parametrize(("given", "reason"), [
-    (command(), r"^prune expects 'prune AMOUNT \[PARTS\] \[NAME\]', got no AMOUNT$"),
-    (command("much"), r"got amount='much': Expected `float`, got `str`$"),
-    (command("1", "[1, x"), r"got parts='\[1, x': Expected `array`, got `str`$"),
-    (command("1", parts=["a"]), r"got parts=\['a'\]: Expected `int`, got `str` - at `\$\[0\]`$"),
-    (command("nan"), "^prune expects finite numbers, got amount=nan$"),
-    (command(amount=float("inf")), "^prune expects finite numbers, got amount=inf$"),
-    (command("1", amount=1), "^prune got 'amount' twice, by its place and by its name$"),
-    (command("1", much=1), "^prune has no argument 'much': known are amount, name, parts$"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (command(), r"^prune expects 'prune AMOUNT \[PARTS\] \[NAME\]', got no AMOUNT$"),
+        (command("much"), r"got amount='much': Expected `float`, got `str`$"),
+        (command("1", "[1, x"), r"got parts='\[1, x': Expected `array`, got `str`$"),
+        (command("1", parts=["a"]), r"got parts=\['a'\]: Expected `int`, got `str` - at `\$\[0\]`$"),
+        (command("nan"), "^prune expects finite numbers, got amount=nan$"),
+        (command(amount=float("inf")), "^prune expects finite numbers, got amount=inf$"),
+        (command("1", amount=1), "^prune got 'amount' twice, by its place and by its name$"),
+        (command("1", much=1), "^prune has no argument 'much': known are amount, name, parts$"),
+    ],
+)
 def test_arguments_that_do_not_fit(given: Command, reason: str) -> None:
     """The error names the parameter, the expected type, and what came."""
     with pytest.raises(ValueError, match=reason):

@@ -33,10 +33,13 @@ def test_all_ranks_do_the_same(ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("steered", "repeated"), ("steered", "resumed"), ("epochs of 1", "repeated, 1"), ("epochs of 2", "repeated, 2"),
+        ("steered", "repeated"),
+        ("steered", "resumed"),
+        ("epochs of 1", "repeated, 1"),
+        ("epochs of 2", "repeated, 2"),
         ("by iteration", "again by iteration"),
     ],
-)  # fmt: skip
+)
 def test_a_repetition_is_the_same_to_the_bit(ranks: Ranks, one: str, other: str) -> None:
     """A run that is given the record, and one that resumes from before its last commands, end as the steered run."""
     assert ranks[0][one]["weights"] == ranks[0][other]["weights"]
@@ -47,8 +50,12 @@ def test_a_repetition_is_the_same_to_the_bit(ranks: Ranks, one: str, other: str)
 def test_when_commands_are_applied(ranks: Ranks) -> None:
     """A command is applied after the next iteration, or between the epochs if that is earlier, before the validation."""
     assert ranks[0]["steered"]["happened"] == [
-        [3, 0, "scale"], [4, 1, "scale"], [4, 1, "checkpoint"], [8, 2, "validate"], [8, 2, "scale"]
-    ]  # fmt: skip
+        [3, 0, "scale"],
+        [4, 1, "scale"],
+        [4, 1, "checkpoint"],
+        [8, 2, "validate"],
+        [8, 2, "scale"],
+    ]
     assert ranks[0]["stop"]["happened"] == [[6, 1, "stop"]]
     assert (ranks[0]["stop"]["at"], ranks[0]["stop"]["reason"]) == (6, "enough")
 

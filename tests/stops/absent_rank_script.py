@@ -34,9 +34,13 @@ def make(name: str) -> Trainer:
     """Return a trainer with the default hooks, whose checkpoint hook decides together with the other rank."""
     model = nn.Linear(2, 2)
     return Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy, max_epochs=2,
-        train_loader=LOADER, work_dir=Path("runs") / name,
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        max_epochs=2,
+        train_loader=LOADER,
+        work_dir=Path("runs") / name,
+    )
 
 
 def comes(path: str) -> bool:

@@ -48,14 +48,26 @@ def trainer_of(name: str, **options: Any) -> tuple[Trainer, list[Any]]:
     if "max_iters" in options:
         del options["max_epochs"]
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy, work_dir=Path("runs") / name,
-        default_hooks={"garbage_collection": None}, hooks=[CheckpointHook(interval=-1), *hooks], **options,
-    )  # fmt: skip
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        work_dir=Path("runs") / name,
+        default_hooks={"garbage_collection": None},
+        hooks=[CheckpointHook(interval=-1), *hooks],
+        **options,
+    )
     seen: list[Any] = []
     trainer.bus.subscribe(
         lambda event: seen.append([event.__struct_config__.tag, event.reason]),
-        *("stop_requested", "preemption_requested", "after_train_epoch", "after_val", "after_train", "after_run"),
-    )  # fmt: skip
+        *(
+            "stop_requested",
+            "preemption_requested",
+            "after_train_epoch",
+            "after_val",
+            "after_train",
+            "after_run",
+        ),
+    )
     return trainer, seen
 
 

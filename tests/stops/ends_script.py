@@ -32,10 +32,14 @@ def run(name: str, rank: int, act: Callable[[], None], signum: int = signal.SIGT
     when it has."""
     model = nn.Linear(2, 2)
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy, max_epochs=1,
-        train_loader=[(torch.ones(2, 2), torch.tensor([0, 1]))] * 4, work_dir=Path("runs") / name,
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        max_epochs=1,
+        train_loader=[(torch.ones(2, 2), torch.tensor([0, 1]))] * 4,
+        work_dir=Path("runs") / name,
         default_hooks={"garbage_collection": None, "checkpoint": None},
-    )  # fmt: skip
+    )
     if RANK == 0:
         trainer.bus.subscribe(lambda event: os.kill(os.getpid(), signum), "after_train_iter", once=True)
     if rank == RANK:

@@ -56,10 +56,15 @@ def test_a_signal_to_one_rank(ranks: Ranks, iteration: int, requesting: int) -> 
 @pytest.mark.parametrize(
     ("name", "at"),
     [
-        ("by iteration", [4, 0]), ("edge", [4, 1]), ("uneven", [3, 0]), ("stop of one", [3, 0]), ("own loop", [6, 1]),
-        ("early stop", [4, 1]), ("precise", [4, 1]),
+        ("by iteration", [4, 0]),
+        ("edge", [4, 1]),
+        ("uneven", [3, 0]),
+        ("stop of one", [3, 0]),
+        ("own loop", [6, 1]),
+        ("early stop", [4, 1]),
+        ("precise", [4, 1]),
     ],
-)  # fmt: skip
+)
 def test_they_stop_together(ranks: Ranks, name: str, at: list[int]) -> None:
     """In runs measured in iterations, between epochs, by `trainer.stop`, in hand-written loops, by a handler of the
     validation, and in a pass of PreciseBN."""

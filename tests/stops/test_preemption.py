@@ -53,9 +53,14 @@ def precise_trainer(
         return model(batch[0])
 
     trainer = make_trainer(
-        model=model, max_epochs=3, work_dir=folder, train_loader=shuffled(4), val_loader=batches(2),
-        hooks=[PreciseBN(1, 3, forward=forward), CheckpointHook(**saving)], default_hooks={"garbage_collection": None},
-    )  # fmt: skip
+        model=model,
+        max_epochs=3,
+        work_dir=folder,
+        train_loader=shuffled(4),
+        val_loader=batches(2),
+        hooks=[PreciseBN(1, 3, forward=forward), CheckpointHook(**saving)],
+        default_hooks={"garbage_collection": None},
+    )
     return trainer, ran
 
 

@@ -28,9 +28,14 @@ def places_to_resume(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("by_hand", [False, True], ids=["train()", "hand-written"])
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_exit_codes(
-    make_trainer: MakeTrainer, default_handlers: None, caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str], signum: int, code: int, by_hand: bool,
-) -> None:  # fmt: skip
+    make_trainer: MakeTrainer,
+    default_handlers: None,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    signum: int,
+    code: int,
+    by_hand: bool,
+) -> None:
     """Without a handler of the program's own the run raises SystemExit with the code a shell would show, once everything
     is closed and saved. The log says once where to resume, as there is no traceback to have a note."""
     trainer = make_trainer(hooks=[CheckpointHook(interval=1)])
@@ -224,9 +229,13 @@ def test_exit_codes_of_a_process(tmp_path: Path, how: str, code: int) -> None:
     """128 + the signal's number, with a checkpoint. What is raised while a loop is left by `break` reaches nothing, so
     the process gets the signal again, and dies of it. Nothing of the script after the loop is run."""
     process = Forked(
-        ["-c", PROGRAM, how], cwd=tmp_path, env={"PATH": os.defpath, "PYTHONPATH": ROOT},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        ["-c", PROGRAM, how],
+        cwd=tmp_path,
+        env={"PATH": os.defpath, "PYTHONPATH": ROOT},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

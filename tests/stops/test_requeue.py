@@ -89,9 +89,13 @@ def start(folder: Path, how: str, code: int | None, **variables: str) -> Forked:
     slurm = {"SLURM_JOB_ID": "77", **variables}
     environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "PYTHONPATH": ROOT, "GLOO_SOCKET_IFNAME": "lo"}
     return Forked(
-        ["-c", PROGRAM, how], cwd=folder, env={**environment, **{k: v for k, v in slurm.items() if v}},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        ["-c", PROGRAM, how],
+        cwd=folder,
+        env={**environment, **{k: v for k, v in slurm.items() if v}},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def end(process: Forked, signum: int | None = signal.SIGTERM) -> tuple[int, str]:

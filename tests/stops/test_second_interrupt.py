@@ -216,9 +216,14 @@ def test_a_full_queue_holds_up_no_closing_event(
     closing = ("after_train_epoch", "after_train", "after_run")
     trainer = make_trainer(default_hooks={"checkpoint": None, "trace": None})
     trainer.bus.subscribe(
-        lambda event: gate.open.wait(DEADLINE), "before_train", *closing, offload="thread", queue=1, overflow="block",
+        lambda event: gate.open.wait(DEADLINE),
+        "before_train",
+        *closing,
+        offload="thread",
+        queue=1,
+        overflow="block",
         name="hangs",
-    )  # fmt: skip
+    )
     seen = collect(trainer, *closing)
     press_twice(trainer, 1)
 
@@ -235,9 +240,14 @@ def test_never_wait_holds_up_no_emit_and_no_post(gate: Gate) -> None:
     """Events and posted values exceed the limit of a full blocking queue, and are delivered later."""
     bus = Bus()
     bus.subscribe(
-        lambda event: gate.open.wait(DEADLINE), "before_train", "scalars_logged", offload="thread", queue=1,
-        overflow="block", name="hangs",
-    )  # fmt: skip
+        lambda event: gate.open.wait(DEADLINE),
+        "before_train",
+        "scalars_logged",
+        offload="thread",
+        queue=1,
+        overflow="block",
+        name="hangs",
+    )
     bus.emit(BeforeTrain())
 
     class Ready:
@@ -444,9 +454,13 @@ print([path.name for path in saver.abandon()], flush=True)
 def test_a_process_that_is_left_says_nothing(tmp_path: Path) -> None:
     """It ends quietly after the program that left it: no traceback appears on a terminal that is somebody else's."""
     process = Forked(
-        ["-c", LEAVES], cwd=tmp_path, env={"PATH": "", "PYTHONPATH": ROOT},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        ["-c", LEAVES],
+        cwd=tmp_path,
+        env={"PATH": "", "PYTHONPATH": ROOT},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
@@ -501,10 +515,14 @@ with graceful_interrupt(trainer, hint="asked once"):
 def test_a_script_ends_although_a_save_hangs(tmp_path: Path) -> None:
     """The interpreter's exit waits for no save that was given up, and does not abort over it."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], cwd=tmp_path, text=True,
+        [sys.executable, "-c", SCRIPT],
+        cwd=tmp_path,
+        text=True,
         env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None

@@ -85,9 +85,13 @@ def training(folder: Path, kinds: str) -> Iterator[Forked]:
     """Run PROGRAM until its fourth iteration."""
     environment = {"PATH": os.defpath, "PYTHONPATH": ROOT, "LOG": str(folder / "log.txt")}
     process = Forked(
-        ["-c", PROGRAM, kinds], cwd=folder, env=environment,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        ["-c", PROGRAM, kinds],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -27,8 +27,11 @@ def test_stop_ends_at_the_next_boundary(make_trainer: MakeTrainer, unit: dict[st
     trainer.train()
 
     assert [(name, i) for name, i, _ in rows] == [
-        ("before_train_iter", 0), ("after_train_iter", 0), ("before_train_iter", 1), ("after_train_iter", 1),
-    ]  # fmt: skip
+        ("before_train_iter", 0),
+        ("after_train_iter", 0),
+        ("before_train_iter", 1),
+        ("after_train_iter", 1),
+    ]
     assert [event.reason for event in seen] == ["enough"] * 3
     assert trainer.stop_reason == "enough"
 

@@ -119,11 +119,18 @@ def build(case: Case, directory: Path) -> tuple[Trainer, dict[int, float]]:
         CheckpointHook(interval=-1),  # at the end of each part
     ]
     trainer = Trainer(
-        model, optimizer=optimizer, loss_fn=F.cross_entropy, train_loader=case.loader(), hooks=hooks,
+        model,
+        optimizer=optimizer,
+        loss_fn=F.cross_entropy,
+        train_loader=case.loader(),
+        hooks=hooks,
         schedulers=[torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2 * ITERS)],
-        max_epochs=EPOCHS if case.by_epoch else None, max_iters=None if case.by_epoch else ITERS,
-        work_dir=directory, bus=Bus(drain_timeout=20.0), limit_batches=case.limit,
-    )  # fmt: skip
+        max_epochs=EPOCHS if case.by_epoch else None,
+        max_iters=None if case.by_epoch else ITERS,
+        work_dir=directory,
+        bus=Bus(drain_timeout=20.0),
+        limit_batches=case.limit,
+    )
     losses: dict[int, float] = {}
     trainer.bus.subscribe(
         lambda trainer, event: losses.update({event.iter: trainer.outputs["loss"].item()}), "after_train_iter"

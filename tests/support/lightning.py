@@ -55,9 +55,15 @@ def make_trainer(root: Path, *callbacks: Any, **options: Any) -> Trainer:
     """A trainer of two epochs that prints nothing and has no logger."""
     seed_everything(3, verbose=False)
     arguments = {
-        "max_epochs": 2, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
-        "enable_model_summary": False, "accelerator": "cpu", "default_root_dir": root, **options,
-    }  # fmt: skip
+        "max_epochs": 2,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+        "default_root_dir": root,
+        **options,
+    }
     return Trainer(callbacks=list(callbacks), **arguments)
 
 

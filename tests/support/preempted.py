@@ -29,10 +29,14 @@ class Job:
         """A new one."""
         torch.manual_seed(3)
         trainer = self.make_trainer(
-            train_loader=shuffled(4), val_loader=batches(3), test_loader=batches(3), max_epochs=3,
-            hooks=[CheckpointHook(interval, save_last=save_last)], work_dir=self.folder / name,
+            train_loader=shuffled(4),
+            val_loader=batches(3),
+            test_loader=batches(3),
+            max_epochs=3,
+            hooks=[CheckpointHook(interval, save_last=save_last)],
+            work_dir=self.folder / name,
             default_hooks={"garbage_collection": None},  # it takes longer than all the rest
-        )  # fmt: skip
+        )
 
         def record(event: Any) -> None:
             if event.reason == "completed":  # repeated after a resume, it is what it was
@@ -53,10 +57,21 @@ PLACES = {
     "val": (("before_val_iter", "after_val_iter"), 8),
     "test": (("before_test_iter", "after_test_iter"), 8),
     "epoch edge": (
-        ("after_train_epoch", "before_val", "before_val_epoch", "after_val_epoch", "after_val", "before_test",
-         "before_test_epoch", "after_test_epoch", "after_test", "before_train_epoch"), 2,
+        (
+            "after_train_epoch",
+            "before_val",
+            "before_val_epoch",
+            "after_val_epoch",
+            "after_val",
+            "before_test",
+            "before_test_epoch",
+            "after_test_epoch",
+            "after_test",
+            "before_train_epoch",
+        ),
+        2,
     ),
-}  # fmt: skip
+}
 
 
 class Trials:

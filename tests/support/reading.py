@@ -18,9 +18,18 @@ from eventloop.metrics.device import HostCopy
 Reads = Counter[tuple[str, str]]
 """By thread, and by what was asked."""
 READS = (
-    "item", "tolist", "cpu", "numpy", "__float__", "__bool__", "__int__", "__index__", "__array__", "is_nonzero",
+    "item",
+    "tolist",
+    "cpu",
+    "numpy",
+    "__float__",
+    "__bool__",
+    "__int__",
+    "__index__",
+    "__array__",
+    "is_nonzero",
     "__contains__",
-)  # fmt: skip
+)
 SCALAR = "aten::_local_scalar_dense"
 """What PyTorch itself, too, reads a number of a tensor with: `.item()`, `if tensor`, a comparison in an optimizer."""
 

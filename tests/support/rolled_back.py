@@ -28,12 +28,24 @@ def build(
     window: dict[str, Any] = {"cumulative_iters": case.cumulative_iters} if case.cumulative_iters > 1 else {}
     step = AmpOptimizerHook(dtype="bfloat16", **window) if amp else OptimizerHook(**window)
     trainer = Trainer(
-        model, optimizer=optimizer, loss_fn=F.cross_entropy, train_loader=case.loader(),
-        hooks=[EMAHook(momentum=0.01), step, CheckpointHook(INTERVAL, by_epoch=False), *options.pop("hooks", [])],
+        model,
+        optimizer=optimizer,
+        loss_fn=F.cross_entropy,
+        train_loader=case.loader(),
+        hooks=[
+            EMAHook(momentum=0.01),
+            step,
+            CheckpointHook(INTERVAL, by_epoch=False),
+            *options.pop("hooks", []),
+        ],
         schedulers=[torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2 * ITERS)],
-        max_epochs=3 if case.by_epoch else None, max_iters=None if case.by_epoch else ITERS,
-        work_dir=directory, bus=Bus(drain_timeout=60.0), limit_batches=case.limit, **options,
-    )  # fmt: skip
+        max_epochs=3 if case.by_epoch else None,
+        max_iters=None if case.by_epoch else ITERS,
+        work_dir=directory,
+        bus=Bus(drain_timeout=60.0),
+        limit_batches=case.limit,
+        **options,
+    )
     losses: dict[int, float] = {}
     trainer.bus.subscribe(
         lambda trainer, event: losses.update({event.iter: trainer.outputs["loss"].item()}), "after_train_iter"

@@ -47,10 +47,15 @@ def _window(trace: dict[str, Any]) -> Window:
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans = [
         Span(
-            tracks[e["tid"]], e["cat"], e["name"], e["ts"], round(e["ts"] + e["dur"], 3),
-            e["args"].get("iter"), e["args"].get("event", ""),
+            tracks[e["tid"]],
+            e["cat"],
+            e["name"],
+            e["ts"],
+            round(e["ts"] + e["dur"], 3),
+            e["args"].get("iter"),
+            e["args"].get("event", ""),
         )
         for e in events
         if e["ph"] == "X"
-    ]  # fmt: skip
+    ]
     return Window(trace["otherData"], spans, {e["name"] for e in events if e["ph"] == "C"})

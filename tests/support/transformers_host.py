@@ -38,12 +38,20 @@ def host(work_dir: Path, *callbacks: Any, model: nn.Module | None = None, **argu
     """Transformers' trainer of the tiny model for two epochs of four updates, with one argument or another changed."""
     parts = {name: arguments.pop(name) for name in ("train_dataset", "eval_dataset") if name in arguments}
     options = TrainingArguments(
-        str(work_dir), use_cpu=True, disable_tqdm=True, report_to=[], seed=3,
+        str(work_dir),
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to=[],
+        seed=3,
         **{
-            "num_train_epochs": 2, "per_device_train_batch_size": 4, "learning_rate": 0.1, "logging_steps": 2,
-            "save_strategy": "no", **arguments,
+            "num_train_epochs": 2,
+            "per_device_train_batch_size": 4,
+            "learning_rate": 0.1,
+            "logging_steps": 2,
+            "save_strategy": "no",
+            **arguments,
         },
-    )  # fmt: skip
+    )
     return Trainer(
         model or TinyModel(), options, callbacks=list(callbacks), **{"train_dataset": rows(16), **parts}
     )

@@ -147,12 +147,16 @@ def test_nothing_is_compiled_again(make_trainer: MakeTrainer, way: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1), momentum=0.9)
     counted: list[tuple[int, int, int]] = []
     trainer = make_trainer(
-        model=model, optimizer=optimizer, compile={way: {"backend": "aot_eager"}}, max_epochs=5,
+        model=model,
+        optimizer=optimizer,
+        compile={way: {"backend": "aot_eager"}},
+        max_epochs=5,
         schedulers=[torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=205)],
-        train_loader=[*batches(40), *batches(1, 3)], val_loader=[*batches(4), *batches(1, 2)],
+        train_loader=[*batches(40), *batches(1, 3)],
+        val_loader=[*batches(4), *batches(1, 2)],
         hooks=[EMAHook(), CheckpointHook(50, by_epoch=False)],
         writers=[ConsoleWriter(), JSONLWriter(), TensorBoardWriter()],
-    )  # fmt: skip
+    )
     trainer.bus.on("after_val")(lambda event: counted.append(compiler_counts()))
 
     trainer.train()
@@ -177,10 +181,15 @@ def test_outputs_that_are_overwritten(make_trainer: MakeTrainer, tmp_path: Path,
             trainer.metrics.put_scalar("kept", trainer.outputs["loss"], smoothing_hint=False)
 
         trainer = make_trainer(
-            work_dir=tmp_path / f"run{len(found)}", model=model, train_step=step, compile=compile,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_loader=batches(6), max_epochs=1,
+            work_dir=tmp_path / f"run{len(found)}",
+            model=model,
+            train_step=step,
+            compile=compile,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            train_loader=batches(6),
+            max_epochs=1,
             hooks=[OptimizerHook(cumulative_iters=3), CheckInvalidLossHook(interval=6)],
-        )  # fmt: skip
+        )
         trainer.bus.subscribe(record, "after_train_iter")
         trainer.train()
         logged = [trainer.metrics.history(name).values() for name in ("loss", "kept")]
@@ -201,9 +210,12 @@ def test_puts_within_a_step_are_copies(make_trainer: MakeTrainer) -> None:
         return loss * 1.0
 
     trainer = make_trainer(
-        model=model, train_step=step, compile={"model": {"backend": replayed}}, max_iters=6,
+        model=model,
+        train_step=step,
+        compile={"model": {"backend": replayed}},
+        max_iters=6,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-    )  # fmt: skip
+    )
     trainer.train()
 
     assert [value for value, _ in trainer.metrics.history("own").values()] == losses

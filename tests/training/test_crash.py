@@ -106,8 +106,11 @@ def test_a_crash_in_a_validation_closes_both(make_trainer: MakeTrainer) -> None:
     crash(trainer)
 
     assert [(type(event).__name__, event.reason) for event in seen] == [
-        ("AfterValEpoch", "error"), ("AfterVal", "error"), ("AfterTrain", "error"), ("AfterRun", "error"),
-    ]  # fmt: skip
+        ("AfterValEpoch", "error"),
+        ("AfterVal", "error"),
+        ("AfterTrain", "error"),
+        ("AfterRun", "error"),
+    ]
     assert (trainer.mode, trainer.model.training) == ("train", True)
 
 
@@ -119,9 +122,12 @@ def test_a_crash_in_a_validation_closes_both(make_trainer: MakeTrainer) -> None:
         ("before_train", ["after_train", "after_run"]),
         ("before_train_epoch", ["after_train_epoch", "after_train", "after_run"]),
         ("before_val", ["after_train_epoch", "after_val", "after_train", "after_run"]),
-        ("before_val_epoch", ["after_train_epoch", "after_val_epoch", "after_val", "after_train", "after_run"]),
+        (
+            "before_val_epoch",
+            ["after_train_epoch", "after_val_epoch", "after_val", "after_train", "after_run"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_opening_that_fails_is_closed(make_trainer: MakeTrainer, event: str, closing: list[str]) -> None:
     """When a handler of an opening event raises, the closing one comes too: others have seen the opening."""
     trainer = make_trainer(val_loader=batches(1))

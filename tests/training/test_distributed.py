@@ -117,9 +117,15 @@ def test_only_rank_0_writes(ranks: list[dict[str, Any]], folder: Path) -> None:
     work_dir = folder / ranks[0]["work_dir"][0]
 
     assert sorted(path.name for path in work_dir.iterdir()) == [
-        "costs.json", "costs.rank1.json", "epoch_1", "epoch_2", "heartbeat.json", "metrics.jsonl", "run.json",
+        "costs.json",
+        "costs.rank1.json",
+        "epoch_1",
+        "epoch_2",
+        "heartbeat.json",
+        "metrics.jsonl",
+        "run.json",
         "traces",
-    ]  # fmt: skip
+    ]
     assert (work_dir / "metrics.jsonl").read_text().count('"before_run"') == 2
     assert set(load_checkpoint(work_dir / "epoch_2")["state_dict"]) == {"weight", "bias"}
 

@@ -64,8 +64,10 @@ def test_iteration_based_run_is_one_epoch(make_trainer: MakeTrainer) -> None:
     assert rows == [
         *((name, 0, 0) for name in opening),
         *((name, i, 0) for i in range(5) for name in iterations),
-        ("after_train_epoch", 5, 0), ("after_train", 5, 1), ("after_run", 5, 1),
-    ]  # fmt: skip
+        ("after_train_epoch", 5, 0),
+        ("after_train", 5, 1),
+        ("after_run", 5, 1),
+    ]
 
 
 def test_iteration_based_validation_lies_between_two_iterations(make_trainer: MakeTrainer) -> None:
@@ -200,8 +202,12 @@ def test_batch_idx_counts_within_the_pass(make_trainer: MakeTrainer) -> None:
 
     trained = [event for event in seen if event_name(event) == "after_train_iter"]
     assert [(event.iter, event.epoch, event.batch_idx) for event in trained] == [
-        (0, 0, 0), (1, 0, 1), (2, 0, 0), (3, 0, 1), (4, 0, 0),
-    ]  # fmt: skip
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 0, 0),
+        (3, 0, 1),
+        (4, 0, 0),
+    ]
     assert [event.batch_idx for event in seen if event_name(event) == "after_val_iter"] == [0, 1, 2] * 3
     assert {event.reason for event in seen if event_name(event) in closing} == {"completed"}
     assert seen[-1].error is None
@@ -224,8 +230,14 @@ def test_order_within_a_train_iteration(make_trainer: MakeTrainer) -> None:
     trainer.train()
 
     assert rows == [
-        "before_train_iter", "forward", "29", "after_backward", "before_optimizer_step", "after_optimizer_step", "31",
-    ]  # fmt: skip
+        "before_train_iter",
+        "forward",
+        "29",
+        "after_backward",
+        "before_optimizer_step",
+        "after_optimizer_step",
+        "31",
+    ]
 
 
 def test_default_order_of_after_train_iter(make_trainer: MakeTrainer) -> None:
@@ -236,9 +248,15 @@ def test_default_order_of_after_train_iter(make_trainer: MakeTrainer) -> None:
     plan = [(row.priority, row.name.split(".")[0]) for row in trainer.bus.plan("after_train_iter")]
 
     assert plan == [
-        (10, "RuntimeInfoHook"), (30, "OptimizerHook"), (50, "IterTimerHook"), (60, "LoggerHook"),
-        (70, "ParamSchedulerHook"), (90, "CheckpointHook"), (100, "GarbageCollectionHook"), (100, "CostsHook"),
-    ]  # fmt: skip
+        (10, "RuntimeInfoHook"),
+        (30, "OptimizerHook"),
+        (50, "IterTimerHook"),
+        (60, "LoggerHook"),
+        (70, "ParamSchedulerHook"),
+        (90, "CheckpointHook"),
+        (100, "GarbageCollectionHook"),
+        (100, "CostsHook"),
+    ]
 
 
 def test_the_default_stack_runs_in_the_planned_order(make_trainer: MakeTrainer) -> None:

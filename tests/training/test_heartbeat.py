@@ -66,9 +66,13 @@ def test_the_heartbeat_says_what_the_run_does(make_trainer: MakeTrainer) -> None
     """Training, validating, testing, predicting and ending, with the counters of the moment; then that it has ended."""
     seen: list[tuple[str, int, int]] = []
     trainer = make_trainer(
-        val_loader=[0], test_loader=[0], val_step=lambda trainer, batch: {"acc": 1.0}, sanity_val=0, max_epochs=2,
+        val_loader=[0],
+        test_loader=[0],
+        val_step=lambda trainer, batch: {"acc": 1.0},
+        sanity_val=0,
+        max_epochs=2,
         writers=[JSONLWriter()],
-    )  # fmt: skip
+    )
 
     def see(trainer: Trainer, event: Any) -> None:
         states = {
@@ -185,8 +189,11 @@ def test_an_evaluation_beside_another_run_writes_no_heartbeat(
 def test_checkpoints_elsewhere_are_named(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """Relative inside the run's directory, else absolute."""
     trainer = make_trainer(
-        hooks=[CheckpointHook(1, out_dir=str(tmp_path / "outer")), CheckpointHook(1, out_dir=str(tmp_path / "run" / "inner"))]
-    )  # fmt: skip
+        hooks=[
+            CheckpointHook(1, out_dir=str(tmp_path / "outer")),
+            CheckpointHook(1, out_dir=str(tmp_path / "run" / "inner")),
+        ]
+    )
     trainer.train()
 
     places = written(trainer).checkpoints

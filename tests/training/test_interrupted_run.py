@@ -26,9 +26,18 @@ from tests.support.cutting import each_cut
 from tests.support.trainers import build_trainer
 
 OWN: list[ModuleType] = [
-    scopes, trainer_module, undo, contextlib, run_ownership, acquiring, holding, signals, stopping, preemption,
+    scopes,
+    trainer_module,
+    undo,
+    contextlib,
+    run_ownership,
+    acquiring,
+    holding,
+    signals,
+    stopping,
+    preemption,
     training_modes,
-]  # fmt: skip
+]
 """The modules that begin and end a run; Python itself drops an interrupt in a generator that it frees, as `loops` has."""
 
 

@@ -24,10 +24,16 @@ def build(directory: Path, *writers: Any) -> Trainer:
     """A trainer that no fixture holds."""
     model = tiny_model()
     return Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=batches(3), val_loader=batches(1), max_epochs=1, writers=writers, work_dir=directory,
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_fn=F.cross_entropy,
+        train_loader=batches(3),
+        val_loader=batches(1),
+        max_epochs=1,
+        writers=writers,
+        work_dir=directory,
         hooks=[CheckpointHook(interval=1, save_best="loss")],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("fails", [False, True])

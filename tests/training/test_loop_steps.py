@@ -169,7 +169,10 @@ def epoch_ends_in_val(trainer: Trainer) -> None:
     ("steps", "words"),
     [
         (begin_twice, r"begin_run\(\) was called in the middle of a run"),
-        (lambda trainer: trainer.begin_epoch(), r"begin_epoch\(\) belongs after begin_run\(\) or end_epoch\(\)"),
+        (
+            lambda trainer: trainer.begin_epoch(),
+            r"begin_epoch\(\) belongs after begin_run\(\) or end_epoch\(\)",
+        ),
         (epoch_in_epoch, r"begin_epoch\(\) belongs after begin_run\(\) or end_epoch\(\)"),
         (iter_outside, r"begin_iter\(\) belongs after begin_epoch\(\)"),
         (end_before_begin, r"end_iter\(\) belongs after begin_iter\(\)"),
@@ -179,7 +182,7 @@ def epoch_ends_in_val(trainer: Trainer) -> None:
         (lambda trainer: trainer.end_epoch(), "got that of the epoch: no run was begun"),
         (epoch_ends_in_val, "got that of the epoch: the evaluation was begun last"),
     ],
-)  # fmt: skip
+)
 def test_steps_out_of_order(
     make_trainer: MakeTrainer, steps: Callable[[Trainer], object], words: str
 ) -> None:

@@ -32,10 +32,19 @@ def ranks(kind: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str,
 @pytest.mark.parametrize(
     "run",
     [
-        "plain", "norm", "norm of order 1", "largest norm", "value", "accumulation", "bf16", "fp16 static",
-        "fp16 skip", "fp16 again", "hooks",
+        "plain",
+        "norm",
+        "norm of order 1",
+        "largest norm",
+        "value",
+        "accumulation",
+        "bf16",
+        "fp16 static",
+        "fp16 skip",
+        "fp16 again",
+        "hooks",
     ],
-)  # fmt: skip
+)
 def test_training_is_that_of_one_process(ranks: list[dict[str, Any]], run: str) -> None:
     """All ranks end with the same weights, norms and loss scale, and they are those of one process."""
     expected, tolerance = ranks[0]["expected"][run], TOLERANCE.get(run, 1e-6)

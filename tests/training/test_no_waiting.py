@@ -58,16 +58,22 @@ def test_a_full_stack_reads_no_tensor_while_training(make_trainer: MakeTrainer, 
         return {"loss": loss, "twice": loss.detach() * 2}
 
     trainer = make_trainer(
-        train_step=step, train_loader=batches(20), val_loader=batches(2), max_epochs=3,
+        train_step=step,
+        train_loader=batches(20),
+        val_loader=batches(2),
+        max_epochs=3,
         val_step=lambda trainer, batch: {"loss": trainer.model(batch[0]).float().square().mean()},
         hooks=[
             AmpOptimizerHook(dtype="bfloat16", cumulative_iters=2, grad_clip={"max_norm": 1.0}),
-            EMAHook(), CheckInvalidLossHook(interval=5), MemoryHook(interval=1),
-            EarlyStoppingHook(monitor="loss", patience=100), GarbageCollectionHook(interval=2),
+            EMAHook(),
+            CheckInvalidLossHook(interval=5),
+            MemoryHook(interval=1),
+            EarlyStoppingHook(monitor="loss", patience=100),
+            GarbageCollectionHook(interval=2),
             LoggerHook(interval=1),
         ],
         writers=[JSONLWriter()],
-    )  # fmt: skip
+    )
     during: list[Reads] = []
     counts: list[Counter[str]] = []
     mode = ExitStack()
@@ -98,10 +104,19 @@ def test_a_full_stack_reads_no_tensor_while_training(make_trainer: MakeTrainer, 
 @pytest.mark.parametrize(
     "read",
     [
-        lambda t: t.item(), lambda t: t.tolist(), lambda t: t.cpu(), lambda t: t.numpy(), float, int, bool,
-        lambda t: [0, 1][t], lambda t: 1 in t, lambda t: torch.cuda.synchronize(), lambda t: torch.is_nonzero(t),
+        lambda t: t.item(),
+        lambda t: t.tolist(),
+        lambda t: t.cpu(),
+        lambda t: t.numpy(),
+        float,
+        int,
+        bool,
+        lambda t: [0, 1][t],
+        lambda t: 1 in t,
+        lambda t: torch.cuda.synchronize(),
+        lambda t: torch.is_nonzero(t),
     ],
-)  # fmt: skip
+)
 def test_every_way_of_reading_is_seen(reads: Reads, read: Any) -> None:
     """The tests above would notice: each way to wait for a tensor is counted, in Python or in PyTorch."""
     with Operators() as operators:

@@ -25,22 +25,28 @@ SCHEDULES: dict[str, Callable[[SGD], list[Any]]] = {
     "LRScheduler": lambda sgd: [hooks.LRScheduler(scheduler=StepLR(sgd, 3))],
     "Fixed": lambda sgd: [hooks.FixedLrUpdaterHook(**WARM)],
     "Step": lambda sgd: [
-        hooks.StepLrUpdaterHook([1], warmup="exp", warmup_iters=4), hooks.StepMomentumUpdaterHook(2, **WARM, warmup_ratio=0.95),
+        hooks.StepLrUpdaterHook([1], warmup="exp", warmup_iters=4),
+        hooks.StepMomentumUpdaterHook(2, **WARM, warmup_ratio=0.95),
     ],
     "Exp": lambda sgd: [hooks.ExpLrUpdaterHook(0.9, **WARM)],
     "Inv": lambda sgd: [hooks.InvLrUpdaterHook(0.5, **WARM)],
     "Poly": lambda sgd: [hooks.PolyLrUpdaterHook(0.9, **WARM)],
     "CosineAnnealing": lambda sgd: [
-        hooks.CosineAnnealingLrUpdaterHook(0.01, **WARM), hooks.CosineAnnealingMomentumUpdaterHook(0.5, by_epoch=False),
+        hooks.CosineAnnealingLrUpdaterHook(0.01, **WARM),
+        hooks.CosineAnnealingMomentumUpdaterHook(0.5, by_epoch=False),
     ],
     "LinearAnnealing": lambda sgd: [
-        hooks.LinearAnnealingLrUpdaterHook(0.01, **WARM), hooks.LinearAnnealingMomentumUpdaterHook(0.5, by_epoch=False),
+        hooks.LinearAnnealingLrUpdaterHook(0.01, **WARM),
+        hooks.LinearAnnealingMomentumUpdaterHook(0.5, by_epoch=False),
     ],
     "FlatCosineAnnealing": lambda sgd: [hooks.FlatCosineAnnealingLrUpdaterHook(0.5, 0.01, **WARM)],
     "CosineRestart": lambda sgd: [hooks.CosineRestartLrUpdaterHook([3, 3], [1, 0.5], 0.01, **WARM)],
-    "Cyclic": lambda sgd: [hooks.CyclicLrUpdaterHook(cyclic_times=2), hooks.CyclicMomentumUpdaterHook(cyclic_times=2)],
+    "Cyclic": lambda sgd: [
+        hooks.CyclicLrUpdaterHook(cyclic_times=2),
+        hooks.CyclicMomentumUpdaterHook(cyclic_times=2),
+    ],
     "OneCycle": lambda sgd: [hooks.OneCycleLrUpdaterHook(0.5), hooks.OneCycleMomentumUpdaterHook()],
-}  # fmt: skip
+}
 
 
 def train_with(
@@ -50,9 +56,11 @@ def train_with(
     model = tiny_model()
     optimizer = SGD(model.parameters(), lr=rate, momentum=0.5)
     trainer = make_trainer(
-        model=model, optimizer=optimizer, hooks=[*schedule(optimizer), LoggerHook(interval=1)],
+        model=model,
+        optimizer=optimizer,
+        hooks=[*schedule(optimizer), LoggerHook(interval=1)],
         default_hooks={"checkpoint": None},
-    )  # fmt: skip
+    )
     had: list[Any] = []
 
     def record(event: Any) -> None:
@@ -151,9 +159,11 @@ def test_images_are_drawn_without_reading_a_tensor(make_trainer: MakeTrainer, re
     """A validation with images waits for what it does without: the metrics, once a pass."""
     images = [(torch.rand(2, 3, 4, 4) + n, torch.zeros(2)) for n in range(3)]
     trainer = make_trainer(
-        hooks=[VisualizationHook(interval=1)], default_hooks={"checkpoint": None}, val_loader=images,
+        hooks=[VisualizationHook(interval=1)],
+        default_hooks={"checkpoint": None},
+        val_loader=images,
         val_step=lambda trainer, batch: {"mean": batch[0].mean()},
-    )  # fmt: skip
+    )
     with (
         trainer.bus.capture("image_logged") as seen,
         waits_between(trainer, reads, "before_val", "after_val") as waits,

@@ -102,9 +102,13 @@ def test_phases_of_an_iteration_of_several_batches(make_trainer: MakeTrainer, cl
     trainer.train()
 
     assert trainer.clock.phases == Phases(
-        iterations=2, data=3 * DATA, forward=3 * FORWARD, backward=3 * BACKWARD, optimizer=2.0,
+        iterations=2,
+        data=3 * DATA,
+        forward=3 * FORWARD,
+        backward=3 * BACKWARD,
+        optimizer=2.0,
         hooks=2 * 2 * HOOK + 3 * INNER,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

@@ -35,10 +35,16 @@ def build(make_trainer: MakeTrainer, unit: dict[str, Any], **changes: Any) -> Tr
     schedulers = [CosineAnnealingLR(optimizer, T_max=20), ReduceLROnPlateau(optimizer, patience=0)]
     return make_trainer(
         **{
-            "model": model, "optimizer": optimizer, "schedulers": schedulers, "train_loader": shuffled(4),
-            "val_loader": batches(2), "hooks": [EMAHook(momentum=0.1), LoggerHook(interval=1)], **unit, **changes,
+            "model": model,
+            "optimizer": optimizer,
+            "schedulers": schedulers,
+            "train_loader": shuffled(4),
+            "val_loader": batches(2),
+            "hooks": [EMAHook(momentum=0.1), LoggerHook(interval=1)],
+            **unit,
+            **changes,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +107,16 @@ def train_twice(trainer: Trainer, error: type[BaseException] = ValueError) -> No
 
 
 HANDLERS = [
-    ("before_train_iter", 6), ("after_backward", 6), ("before_optimizer_step", 6), ("after_optimizer_step", 6),
-    ("before_val", 6), ("after_val_epoch", 6), ("after_train_epoch", 6), ("before_train_epoch", 0), ("after_train", 0),
-]  # fmt: skip
+    ("before_train_iter", 6),
+    ("after_backward", 6),
+    ("before_optimizer_step", 6),
+    ("after_optimizer_step", 6),
+    ("before_val", 6),
+    ("after_val_epoch", 6),
+    ("after_train_epoch", 6),
+    ("before_train_epoch", 0),
+    ("after_train", 0),
+]
 ENDS: list[tuple[dict[str, Any], Callable[..., None], tuple[Any, ...], type[BaseException]]] = [
     (EPOCHS, fail_once, ("after_train_iter", 6), ValueError),
     (ITERATIONS, fail_once, ("after_val_iter", 6), ValueError),
@@ -111,19 +124,32 @@ ENDS: list[tuple[dict[str, Any], Callable[..., None], tuple[Any, ...], type[Base
     (EPOCHS, press_ctrl_c, ("after_train_iter", 1), KeyboardInterrupt),  # stops at the boundary
     (EPOCHS, press_ctrl_c, ("after_train_iter", 2), KeyboardInterrupt),  # ends at once
     *((EPOCHS, fail_in_the_step, (iteration,), ValueError) for iteration in (0, 6)),
-    *((EPOCHS, press_ctrl_c, (event, 1), KeyboardInterrupt) for event in ("before_train_iter", "after_val_iter")),
-    *((EPOCHS, press_ctrl_c, (event, 2), KeyboardInterrupt)
-      for event in ("before_train_iter", "before_val_iter", "after_train")),
-    *(((EPOCHS, ITERATIONS)[number % 2], fail_once, handler, ValueError) for number, handler in enumerate(HANDLERS)),
-]  # fmt: skip
+    *(
+        (EPOCHS, press_ctrl_c, (event, 1), KeyboardInterrupt)
+        for event in ("before_train_iter", "after_val_iter")
+    ),
+    *(
+        (EPOCHS, press_ctrl_c, (event, 2), KeyboardInterrupt)
+        for event in ("before_train_iter", "before_val_iter", "after_train")
+    ),
+    *(
+        ((EPOCHS, ITERATIONS)[number % 2], fail_once, handler, ValueError)
+        for number, handler in enumerate(HANDLERS)
+    ),
+]
 
 
 @pytest.mark.representative(2)
 @pytest.mark.parametrize(("unit", "end", "arguments", "error"), ENDS)
 def test_the_second_run_goes_on(
-    make_trainer: MakeTrainer, whole: Callable[..., Any], default_handlers: None, unit: dict[str, Any],
-    end: Callable[..., None], arguments: tuple[Any, ...], error: type[BaseException],
-) -> None:  # fmt: skip
+    make_trainer: MakeTrainer,
+    whole: Callable[..., Any],
+    default_handlers: None,
+    unit: dict[str, Any],
+    end: Callable[..., None],
+    arguments: tuple[Any, ...],
+    error: type[BaseException],
+) -> None:
     """It ends with the very state of a run that nothing interrupted: after errors of handlers and of the step, after
     Ctrl-C, and after a second one."""
     trainer = build(make_trainer, unit)
@@ -139,10 +165,14 @@ def test_the_second_run_goes_on(
 @pytest.mark.parametrize(
     ("event", "iteration", "scaled"),
     [
-        ("before_optimizer_step", 3, True), ("after_backward", 1, False), ("after_backward", 0, True),
-        ("after_backward", 11, True), ("before_optimizer_step", 11, False), ("after_optimizer_step", 3, False),
+        ("before_optimizer_step", 3, True),
+        ("after_backward", 1, False),
+        ("after_backward", 0, True),
+        ("after_backward", 11, True),
+        ("before_optimizer_step", 11, False),
+        ("after_optimizer_step", 3, False),
     ],
-)  # fmt: skip
+)
 def test_a_window_keeps_its_gradients(
     make_trainer: MakeTrainer, scaled: bool, event: str, iteration: int
 ) -> None:

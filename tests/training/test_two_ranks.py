@@ -44,9 +44,19 @@ def ranks(folder: Path) -> Ranks:
         *(str(script), str(folder)),
     ]
     done = subprocess.run(
-        launch, cwd=folder, text=True, capture_output=True, timeout=DEADLINE, check=False,
-        env={**os.environ, "PYTHONPATH": str(script.parents[2]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        launch,
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        timeout=DEADLINE,
+        check=False,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(script.parents[2]),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        },
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
@@ -251,8 +261,13 @@ def test_passes_that_end_early_change_nothing(ranks: Ranks) -> None:
 def test_buffers_of_all_types(ranks: Ranks) -> None:
     """Floating point buffers are averaged, half precision without overflow; others are rank 0's."""
     expected = {
-        "float": [1.5, 4.5], "half": [60000.0], "complex": [1.5 + 3j], "int": [[7]], "bool": True, "empty": [],
-    }  # fmt: skip
+        "float": [1.5, 4.5],
+        "half": [60000.0],
+        "complex": [1.5 + 3j],
+        "int": [[7]],
+        "bool": True,
+        "empty": [],
+    }
 
     assert [rank["buffers"] for rank in ranks] == [expected, expected]
 

@@ -126,9 +126,14 @@ def test_weights_are_those_of_the_other_unit_bitwise(
     for unit in ("batch", "update"):
         model = tiny_model()
         trainer = make_trainer(
-            model=model, optimizer=kind(model.parameters(), lr=0.1), train_loader=batches(length), max_epochs=epochs,
-            unit=unit, work_dir=tmp_path / unit, **options(count, hook=hook),
-        )  # fmt: skip
+            model=model,
+            optimizer=kind(model.parameters(), lr=0.1),
+            train_loader=batches(length),
+            max_epochs=epochs,
+            unit=unit,
+            work_dir=tmp_path / unit,
+            **options(count, hook=hook),
+        )
         trained(trainer)
         states.append((model.state_dict(), trainer.optimizer.state_dict()["state"]))
 
@@ -195,8 +200,11 @@ def test_events_are_those_of_an_update(make_trainer: MakeTrainer) -> None:
     epoch = [begin, *[backward] * 3, step, end, begin, *[backward] * 2, step, end]
     assert [name for name, *_ in seen] == epoch * 2
     assert [(event.iter, event.batch_idx, event.max_iters) for event in places] == [
-        (0, 0, 4), (1, 1, 4), (2, 0, 4), (3, 1, 4),
-    ]  # fmt: skip
+        (0, 0, 4),
+        (1, 1, 4),
+        (2, 0, 4),
+        (3, 1, 4),
+    ]
     assert trainer.facts.run.iters_per_epoch == 2
 
 

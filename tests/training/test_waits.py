@@ -109,9 +109,13 @@ def test_a_subscriber_that_blocks_is_waited_for_by_name(
     """The wait is in no handler, and the hooks phase is without it."""
     trainer = make_trainer(max_epochs=1, train_loader=batches(8))
     trainer.bus.subscribe(
-        lambda event: waited_for.work(SLOW), "after_train_iter",
-        offload="thread", overflow="block", queue=1, name="slow upload",
-    )  # fmt: skip
+        lambda event: waited_for.work(SLOW),
+        "after_train_iter",
+        offload="thread",
+        overflow="block",
+        queue=1,
+        name="slow upload",
+    )
 
     costs, seconds = train(trainer)
 
@@ -168,8 +172,11 @@ def test_the_end_of_a_run_waits_for_the_background(make_trainer: MakeTrainer, wa
 def test_a_run_that_does_not_wait_counts_no_wait(make_trainer: MakeTrainer) -> None:
     """In its iterations: nothing is done for the account of waits where nothing waits."""
     trainer = make_trainer(
-        train_loader=batches(20), val_loader=batches(2), default_hooks={"checkpoint": None}, writers=[JSONLWriter()]
-    )  # fmt: skip
+        train_loader=batches(20),
+        val_loader=batches(2),
+        default_hooks={"checkpoint": None},
+        writers=[JSONLWriter()],
+    )
     found: list[tuple[Place, Wait]] = []
     trainer.clock.waits.watchers.append(lambda wait: found.append((trainer.clock.waits.place, wait)))
 

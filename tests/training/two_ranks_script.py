@@ -89,13 +89,19 @@ def data_parallel_training(rank: int) -> None:
 
     watch = Watch()
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_step=step, train_loader=loader,
-        val_loader=[(inputs[: 3 + rank], torch.full((3 + rank,), rank))], evaluator=by_class, max_epochs=2,
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_step=step,
+        train_loader=loader,
+        val_loader=[(inputs[: 3 + rank], torch.full((3 + rank,), rank))],
+        evaluator=by_class,
+        max_epochs=2,
         val_step=lambda trainer, batch: {"preds": plain(batch[0]), "target": batch[1]},
         hooks=[SyncBuffersHook(), watch, PreciseBN(num_iter=None)],
         default_hooks={"checkpoint": CheckpointHook(interval=1)},
-        writers=[JSONLWriter(), TensorBoardWriter()], work_dir=FOLDER / "run",
-    )  # fmt: skip
+        writers=[JSONLWriter(), TensorBoardWriter()],
+        work_dir=FOLDER / "run",
+    )
 
     @trainer.bus.on("before_save_checkpoint")
     def gather(trainer: Trainer, event: Any) -> None:
@@ -107,9 +113,13 @@ def data_parallel_training(rank: int) -> None:
     metrics = trainer.val()
     trainer.close()
     SAID["training"] = {
-        "orders": [seen[:2], seen[2:]], "gathered": gathered, "before": watch.before, "after": watch.after,
-        "metrics": metrics, "end": {name: value.clone() for name, value in plain.state_dict().items()},
-    }  # fmt: skip
+        "orders": [seen[:2], seen[2:]],
+        "gathered": gathered,
+        "before": watch.before,
+        "after": watch.after,
+        "metrics": metrics,
+        "end": {name: value.clone() for name, value in plain.state_dict().items()},
+    }
 
 
 def reduced_training(rank: int, hook: LoggerHook, name: str) -> None:
@@ -125,12 +135,18 @@ def reduced_training(rank: int, hook: LoggerHook, name: str) -> None:
         return {"loss": trainer.model(batch).sum() * 0 + number}
 
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_step=step, max_epochs=2,
-        train_loader=[rows_of(4, 1)] * 4, val_loader=[rows_of(2 + rank, 1)],
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_step=step,
+        max_epochs=2,
+        train_loader=[rows_of(4, 1)] * 4,
+        val_loader=[rows_of(2 + rank, 1)],
         val_step=lambda trainer, batch: {"rows": float(len(batch))},
-        hooks=[hook], default_hooks={"checkpoint": None, "timer": None},
-        writers=[JSONLWriter()], work_dir=FOLDER / name,
-    )  # fmt: skip
+        hooks=[hook],
+        default_hooks={"checkpoint": None, "timer": None},
+        writers=[JSONLWriter()],
+        work_dir=FOLDER / name,
+    )
     logged: list[ScalarsLogged] = []
     trainer.bus.subscribe(logged.append, ScalarsLogged, offload="thread")
     trainer.train()
@@ -284,9 +300,12 @@ def main() -> None:
     reduced_training(rank, LoggerHook(3, reduce=True), "reduced")
     reduced_training(rank, PeriodicWriter(period=8, reduce=True, reduce_max=["loss"]), "maxima")
     for check in (
-        precise_statistics, passes_that_end_early, all_kinds_of_buffers, handlers_of_one_rank,
+        precise_statistics,
+        passes_that_end_early,
+        all_kinds_of_buffers,
+        handlers_of_one_rank,
         forward_passes_of_one_rank,
-    ):  # fmt: skip
+    ):
         check(rank)
     SAID["rank"] = [rank, dist.get_world_size(), int(os.environ["RANK"])]
     torch.save(SAID, FOLDER / f"rank{rank}.pt")

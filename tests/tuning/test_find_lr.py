@@ -366,14 +366,22 @@ def test_bad_arguments(
     ("options", "error", "message"),
     [
         ({"train_loader": None}, ValueError, "give the Trainer a train_loader"),
-        ({"train_loader": iter(batches(3))}, TypeError, "the position of the list_iterator in the train loader"),
-        ({"train_loader": DataLoader(Stream(), 4)}, TypeError, "the position of the Stream in the train loader"),
+        (
+            {"train_loader": iter(batches(3))},
+            TypeError,
+            "the position of the list_iterator in the train loader",
+        ),
+        (
+            {"train_loader": DataLoader(Stream(), 4)},
+            TypeError,
+            "the position of the Stream in the train loader",
+        ),
         ({"loss_fn": None}, ValueError, "the trainer has no step"),
         ({"model": nn.LazyLinear(2)}, ValueError, "whose parameters have values, and 'weight' is lazy: call"),
         ({"several": True}, TypeError, "find_lr tests the learning rate of one optimizer, .* is {'a': SGD"),
     ],
     ids=["no loader", "iterator", "stream", "no step", "lazy", "optimizers"],
-)  # fmt: skip
+)
 def test_a_trainer_that_cannot_be_tested(
     make_trainer: MakeTrainer, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:

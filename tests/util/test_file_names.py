@@ -39,9 +39,22 @@ def test_a_long_text_is_a_short_name() -> None:
 
 @pytest.mark.parametrize(
     ("name", "plain"),
-    [("epoch_1", True), ("a b.pth", True), ("", False), (".", False), ("..", False), (".a", False), ("a/b", False),
-     ("/a", False), ("../a", False), ("a/", False), ("a\0", False), (3, False), (None, False)],
-)  # fmt: skip
+    [
+        ("epoch_1", True),
+        ("a b.pth", True),
+        ("", False),
+        (".", False),
+        ("..", False),
+        (".a", False),
+        ("a/b", False),
+        ("/a", False),
+        ("../a", False),
+        ("a/", False),
+        ("a\0", False),
+        (3, False),
+        (None, False),
+    ],
+)
 def test_what_a_plain_name_is(name: object, plain: bool) -> None:
     """The name of something in a folder, and no path."""
     assert is_plain_name(name) is plain

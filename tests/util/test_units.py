@@ -21,10 +21,20 @@ from eventloop.util.formatting import (
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.0, "0 s"), (3e-9, "3.00 ns"), (1.83e-5, "18.3 µs"), (9.999e-4, "1.00 ms"), (4.312e-3, "4.31 ms"), (0.9999, "1.00 s"),
-        (1.2, "1.20 s"), (119.0, "119 s"), (750.0, "12.5 min"), (11_520.0, "3.20 h"), (math.nan, "-"), (math.inf, "-"),
+        (0.0, "0 s"),
+        (3e-9, "3.00 ns"),
+        (1.83e-5, "18.3 µs"),
+        (9.999e-4, "1.00 ms"),
+        (4.312e-3, "4.31 ms"),
+        (0.9999, "1.00 s"),
+        (1.2, "1.20 s"),
+        (119.0, "119 s"),
+        (750.0, "12.5 min"),
+        (11_520.0, "3.20 h"),
+        (math.nan, "-"),
+        (math.inf, "-"),
     ],
-)  # fmt: skip
+)
 def test_durations(seconds: float, text: str) -> None:
     """Three digits and the unit that fits."""
     assert duration(seconds) == text
@@ -41,17 +51,22 @@ def test_numbers() -> None:
 @pytest.mark.parametrize(
     ("values", "options", "line"),
     [
-        ([1, 2, 3, 8], {}, "▁▂▃█"), ([5, 5], {}, "▄▄"), ([], {}, ""), ([1, 2], {"blocks": "_#"}, "_#"),
+        ([1, 2, 3, 8], {}, "▁▂▃█"),
+        ([5, 5], {}, "▄▄"),
+        ([], {}, ""),
+        ([1, 2], {"blocks": "_#"}, "_#"),
         ([0.0, 0.0, 8.0, 8.0], {"width": 2}, "▁█"),  # averages
-        ([1, math.nan, 2], {}, "▁×█"), ([math.nan], {}, "×"),
+        ([1, math.nan, 2], {}, "▁×█"),
+        ([math.nan], {}, "×"),
         ([0.1] * 185, {}, "▄" * 32),  # whose means are rounded by different amounts
-        ([-1e308, 1e308], {}, "▁█"), ([1.7e308] * 4, {"width": 2}, "▄▄"),  # neither sum nor difference is a number
+        ([-1e308, 1e308], {}, "▁█"),
+        ([1.7e308] * 4, {"width": 2}, "▄▄"),  # neither sum nor difference is a number
         ([1e308, 1e308, -1e308, -1e308], {"width": 2}, "█▁"),
         ([1.7e308, 1.7e308, 1.0], {"from_zero": True}, "██▁"),
         ([1e-300, 1e-300, 1e308], {"from_zero": True}, "▃▃█"),
         ([100, 4, 2, 4, 4], {"from_zero": True}, "█▃▂▃▃"),  # the highest is four times the median at most
     ],
-)  # fmt: skip
+)
 def test_sparklines(values: list[float], options: dict[str, Any], line: str) -> None:
     """The lowest block is the least value, or zero; what is not finite is a cross."""
     assert sparkline(values, **options) == line

@@ -26,10 +26,23 @@ DEADLINE = 60.0
 def status(**changes: Any) -> RunStatus:
     """The status of a training of process 12 elsewhere, which has just ended its iteration 30."""
     fields: dict[str, Any] = {
-        "host": "elsewhere", "pid": 12, "place": ELSEWHERE, "start": 5, "begun": 1000.0, "time": 1060.0,
-        "state": "training", "iter": 30, "first_iter": 0, "epoch": 2, "max_iters": 100, "max_epochs": 5, "speed": 2.0,
-        "moved": 1060.0, "ranks": 1, "checkpoints": ["."],
-    }  # fmt: skip
+        "host": "elsewhere",
+        "pid": 12,
+        "place": ELSEWHERE,
+        "start": 5,
+        "begun": 1000.0,
+        "time": 1060.0,
+        "state": "training",
+        "iter": 30,
+        "first_iter": 0,
+        "epoch": 2,
+        "max_iters": 100,
+        "max_epochs": 5,
+        "speed": 2.0,
+        "moved": 1060.0,
+        "ranks": 1,
+        "checkpoints": ["."],
+    }
     return RunStatus(**fields | changes)
 
 

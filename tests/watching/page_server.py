@@ -35,8 +35,12 @@ class PageServer:
     def __init__(self, *arguments: object) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "eventloop", "watch", *map(str, arguments)],
-            env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         if not self.url:

@@ -144,9 +144,13 @@ def train(make_trainer: MakeTrainer, run: Path, hook: CheckpointHook, epochs: in
     """Validate after each epoch; the second is the best."""
     scores = iter([0.25, 0.75, 0.5, 0.125])
     make_trainer(
-        work_dir=run, hooks=[hook], val_loader=[0], val_step=lambda trainer, batch: {"acc": next(scores)}, sanity_val=0,
+        work_dir=run,
+        hooks=[hook],
+        val_loader=[0],
+        val_step=lambda trainer, batch: {"acc": next(scores)},
+        sanity_val=0,
         max_epochs=epochs,
-    ).train()  # fmt: skip
+    ).train()
 
 
 def test_checkpoints_say_which_is_newest_and_best(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -212,9 +212,12 @@ def test_each_log_gives_the_curves_and_the_end(make_trainer: MakeTrainer, writer
     """Rows, events, or both, which count once."""
     seen: list[float] = []
     trainer = make_trainer(
-        writers=[writer() for writer in writers], max_epochs=4, val_loader=batches(1), sanity_val=0,
+        writers=[writer() for writer in writers],
+        max_epochs=4,
+        val_loader=batches(1),
+        sanity_val=0,
         val_step=lambda trainer, batch: {"acc": trainer.epoch / 4},
-    )  # fmt: skip
+    )
     trainer.bus.subscribe(
         lambda trainer, event: seen.append(event.metrics["acc"]), "after_val_epoch", name="see"
     )

@@ -87,10 +87,13 @@ def test_a_line_of_training(attach: Attach) -> None:
             ScalarsLogged(step=10, iter=9, scalars={"time": 0.01, "loss": 0.5}),
             "Iter(train) [10]  100.0 it/s   loss: 0.5000      time: 0.0100",
         ),
-        (ScalarsLogged(mode="test", step=360, scalars={"accuracy": 0.98}), "Iter(test) [360]  accuracy: 0.9800"),
+        (
+            ScalarsLogged(mode="test", step=360, scalars={"accuracy": 0.98}),
+            "Iter(test) [360]  accuracy: 0.9800",
+        ),
     ],
     ids=["of iterations", "epoch of unknown length", "run of unknown length", "of a test without epochs"],
-)  # fmt: skip
+)
 def test_a_line_of_a_run_counted_in_iterations(console: Console, event: Event, line: str) -> None:
     """Without epochs the position is the iteration; a run of unknown length has a speed and no time left."""
     assert console.lines(event) == [line]
@@ -136,10 +139,18 @@ def test_time_left_is_in_hours(console: Console) -> None:
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [
-        (0.000493, "2028 it/s"), (0.00493, "202.8 it/s"), (0.1, "10.0 it/s"), (0.4, "2.5 it/s"), (7.0, "0.143 it/s"),
-        (300.0, "0.00333 it/s"), (nan, None), (inf, None), (0.0, None), (-1.0, None),
+        (0.000493, "2028 it/s"),
+        (0.00493, "202.8 it/s"),
+        (0.1, "10.0 it/s"),
+        (0.4, "2.5 it/s"),
+        (7.0, "0.143 it/s"),
+        (300.0, "0.00333 it/s"),
+        (nan, None),
+        (inf, None),
+        (0.0, None),
+        (-1.0, None),
     ],
-)  # fmt: skip
+)
 def test_speed_shows_three_digits_at_least(console: Console, seconds: float, shown: str | None) -> None:
     """Also for iterations that take minutes; a time that is not one gives neither speed nor time left."""
     (line,) = console.lines(train(10, time=seconds))
@@ -154,11 +165,18 @@ def test_speed_shows_three_digits_at_least(console: Console, seconds: float, sho
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
-        ("loss", 0.12345, "0.1235"), ("loss", 0.0, "0.0000"), ("loss", 1.5e-6, "1.5000e-06"),
-        ("loss", 2.5e7, "2.5000e+07"), ("loss", nan, "nan"), ("loss", -inf, "-inf"), ("base_lr", 0.1, "1.0000e-01"),
-        ("lr/head", 0.1, "1.0000e-01"), ("time", 0.0001, "0.0001"), ("step_time", 0.0004, "0.0004"),
+        ("loss", 0.12345, "0.1235"),
+        ("loss", 0.0, "0.0000"),
+        ("loss", 1.5e-6, "1.5000e-06"),
+        ("loss", 2.5e7, "2.5000e+07"),
+        ("loss", nan, "nan"),
+        ("loss", -inf, "-inf"),
+        ("base_lr", 0.1, "1.0000e-01"),
+        ("lr/head", 0.1, "1.0000e-01"),
+        ("time", 0.0001, "0.0001"),
+        ("step_time", 0.0004, "0.0004"),
     ],
-)  # fmt: skip
+)
 def test_numbers_show_what_they_are(console: Console, name: str, value: float, shown: str) -> None:
     """Four places, or a power of ten where those would show nothing."""
     assert console.lines(val(0, **{name: value})) == [f"Iter(val) [0]  {name}: {shown}"]
@@ -328,8 +346,14 @@ def test_names_without_end_take_no_places_without_end(console: Console) -> None:
     [
         (TextLogged(name="note", text="hello"), "note: hello"),
         (TextLogged(text="hello"), "hello"),
-        (CheckpointSaved(path="a/b", bytes=1_230_000, seconds=0.031), "Checkpoint saved: a/b (1.2 MB, 0.03 s)"),
-        (CheckpointFailed(path="a/b", error="OSError: disk\nfull"), "Checkpoint FAILED: a/b: OSError: disk full"),
+        (
+            CheckpointSaved(path="a/b", bytes=1_230_000, seconds=0.031),
+            "Checkpoint saved: a/b (1.2 MB, 0.03 s)",
+        ),
+        (
+            CheckpointFailed(path="a/b", error="OSError: disk\nfull"),
+            "Checkpoint FAILED: a/b: OSError: disk full",
+        ),
         (AfterLoadCheckpoint(path="a/b"), "Checkpoint loaded: a/b"),
         (StopRequested(iter=9, reason="enough"), "Stop requested: enough"),
         (PreemptionRequested(iter=9, reason="SIGTERM"), "Preemption requested: SIGTERM"),
@@ -339,7 +363,7 @@ def test_names_without_end_take_no_places_without_end(console: Console) -> None:
         (AfterRun(iter=100), "Run ended at iteration 100: completed"),
         (AfterRun(iter=7, reason="error", error="E: x"), "Run ended at iteration 7: error: E: x"),
     ],
-)  # fmt: skip
+)
 def test_other_events_are_a_line_each(console: Console, event: Event, line: str) -> None:
     """Events besides iterations are said in words."""
     assert console.lines(event) == [line]

@@ -137,9 +137,12 @@ def test_a_resumed_run_goes_on_in_the_file(attach: Attach, path: Path) -> None:
     write(attach(CSVWriter()), BeforeTrain(iter=20), *train(25, 35, a=2.0, b=3.0))
 
     assert [(row["mode"], row["step"], row["a"], row["acc"], row["b"]) for row in rows(path)] == [
-        ("train", "10", "1.0", "", ""), ("train", "20", "1.0", "", ""), ("val", "20", "", "0.5", ""),
-        ("train", "25", "2.0", "", "3.0"), ("train", "35", "2.0", "", "3.0"),
-    ]  # fmt: skip
+        ("train", "10", "1.0", "", ""),
+        ("train", "20", "1.0", "", ""),
+        ("val", "20", "", "0.5", ""),
+        ("train", "25", "2.0", "", "3.0"),
+        ("train", "35", "2.0", "", "3.0"),
+    ]
 
 
 def test_without_before_train_the_run_says_where_it_goes_on(attach: Attach, path: Path) -> None:

@@ -66,10 +66,14 @@ def test_every_event_is_kept_in_order(attach: Attach, path: Path) -> None:
     """All events are read again, equal, in the order of the emits; a field of another type is written as text, and
     converted back."""
     events: list[Event] = [
-        BeforeTrain(max_epochs=3), AfterTrainIter(iter=0, batch_idx=0), *scalars(1),
-        ImageLogged(name="cat", data=bytes(range(256)), shape=(16, 16, 1)), AfterValEpoch(metrics={"accuracy": 0.5}),
-        CheckpointSaved(path="a/b", bytes=12, seconds=0.5), FolderFilled(folder=Path("a/b"), size=3),
-    ]  # fmt: skip
+        BeforeTrain(max_epochs=3),
+        AfterTrainIter(iter=0, batch_idx=0),
+        *scalars(1),
+        ImageLogged(name="cat", data=bytes(range(256)), shape=(16, 16, 1)),
+        AfterValEpoch(metrics={"accuracy": 0.5}),
+        CheckpointSaved(path="a/b", bytes=12, seconds=0.5),
+        FolderFilled(folder=Path("a/b"), size=3),
+    ]
 
     write(attach(EventLogWriter()), *events)
 
@@ -389,11 +393,23 @@ def test_no_log_is_named(tmp_path: Path) -> None:
     [
         (lambda path: EventLogWriter(events="scalars_loged"), ValueError, "'scalars_loged': did you mean"),
         (lambda path: read_events(path, only="scalars_loged"), ValueError, "'scalars_loged': did you mean"),
-        (lambda path: read_events(path, on_torn="rais"), ValueError, "on_torn must be 'warn' or 'ignore' or 'raise', got 'rais': did you mean 'raise'"),  # type: ignore[arg-type]
-        (lambda path: EventLogWriter(fsync_seconds="1"), TypeError, "fsync_seconds must be a number of seconds, got '1'"),  # type: ignore[arg-type]
-        (lambda path: EventLogWriter(fsync_seconds=-1), ValueError, "fsync_seconds must be at least 0 seconds, got -1"),
+        (
+            lambda path: read_events(path, on_torn="rais"),
+            ValueError,
+            "on_torn must be 'warn' or 'ignore' or 'raise', got 'rais': did you mean 'raise'",
+        ),  # type: ignore[arg-type]
+        (
+            lambda path: EventLogWriter(fsync_seconds="1"),
+            TypeError,
+            "fsync_seconds must be a number of seconds, got '1'",
+        ),  # type: ignore[arg-type]
+        (
+            lambda path: EventLogWriter(fsync_seconds=-1),
+            ValueError,
+            "fsync_seconds must be at least 0 seconds, got -1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_options_are_refused(
     path: Path, make: Callable[[Path], object], error: type[Exception], message: str
 ) -> None:

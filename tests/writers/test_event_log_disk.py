@@ -184,8 +184,13 @@ print(stats.error, stats.delivered == len(kept), kept == list(range(len(kept))),
 def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     """The system's own limit, met in the middle of a write: what was delivered is there, and nothing is torn."""
     ran = subprocess.run(
-        [sys.executable, "-c", LIMITED], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
+        [sys.executable, "-c", LIMITED],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    )
 
     assert ran.stdout == "[error] OSError: [Errno 27] File too large: 'events.evl' True True None\n"

@@ -76,8 +76,11 @@ def in_event_log(work_dir: Path) -> Values:
 
 
 READERS: list[tuple[Callable[[], Writer], Callable[[Path], Values]]] = [
-    (JSONLWriter, in_jsonl), (CSVWriter, in_csv), (TensorBoardWriter, in_tensorboard), (EventLogWriter, in_event_log),
-]  # fmt: skip
+    (JSONLWriter, in_jsonl),
+    (CSVWriter, in_csv),
+    (TensorBoardWriter, in_tensorboard),
+    (EventLogWriter, in_event_log),
+]
 each_writer = pytest.mark.parametrize(
     ("make", "read"), READERS, ids=["jsonl", "csv", "tensorboard", "event log"]
 )
@@ -247,11 +250,17 @@ def make_trainer(work_dir: Path, fail_at: int | None = None) -> Trainer:
     data = [(torch.randn(4, 3, generator=generator), torch.tensor([0, 1, 0, 1])) for _ in range(23)]
     model = torch.nn.Linear(3, 2)
     return Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.125), loss_fn=F.cross_entropy,
-        train_loader=data, val_loader=data[:2], max_iters=23, val_interval=4, work_dir=work_dir,
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.125),
+        loss_fn=F.cross_entropy,
+        train_loader=data,
+        val_loader=data[:2],
+        max_iters=23,
+        val_interval=4,
+        work_dir=work_dir,
         hooks=[Extra(fail_at), LoggerHook(interval=5), CheckpointHook(interval=5)],
         writers=[CSVWriter(), JSONLWriter(), TensorBoardWriter()],
-    )  # fmt: skip
+    )
 
 
 def without_times(values: Values) -> Values:

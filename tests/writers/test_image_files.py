@@ -105,10 +105,16 @@ def test_a_resumed_run_writes_over_the_steps_it_runs_again(attach: Attach, tmp_p
 @pytest.mark.parametrize(
     ("name", "folder"),
     [
-        ("../../out", "%2E%2E/%2E%2E/out"), ("/etc", "%/etc"), ("a:b?", "a%3Ab%3F"), ("50%", "50%25"),
-        ("größe 1", "größe 1"), (".hidden", "%2Ehidden"), ("", "%"), ("nul\x00", "nul%00"),
+        ("../../out", "%2E%2E/%2E%2E/out"),
+        ("/etc", "%/etc"),
+        ("a:b?", "a%3Ab%3F"),
+        ("50%", "50%25"),
+        ("größe 1", "größe 1"),
+        (".hidden", "%2Ehidden"),
+        ("", "%"),
+        ("nul\x00", "nul%00"),
     ],
-)  # fmt: skip
+)
 def test_names_stay_inside_the_folder(attach: Attach, tmp_path: Path, name: str, folder: str) -> None:
     """Any name is a path below the mode's folder, and another one for another name."""
     write(attach(ImageFileWriter()), logged(random_image(1, 1), name))
@@ -149,15 +155,24 @@ def test_the_folder_can_be_chosen(attach: Attach, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        (logged(np.zeros((2, 2, 3), np.int64)), "must be uint8 (0 to 255), float (0 to 1) or bool, got int64"),
-        (logged(np.zeros((3, 8, 8), np.uint8)), "(height, width, channels) with 1 to 4 channels, got (3, 8, 8)"),
-        (logged(np.zeros((0, 2, 3), np.uint8)), "(height, width, channels) with 1 to 4 channels, got (0, 2, 3)"),
+        (
+            logged(np.zeros((2, 2, 3), np.int64)),
+            "must be uint8 (0 to 255), float (0 to 1) or bool, got int64",
+        ),
+        (
+            logged(np.zeros((3, 8, 8), np.uint8)),
+            "(height, width, channels) with 1 to 4 channels, got (3, 8, 8)",
+        ),
+        (
+            logged(np.zeros((0, 2, 3), np.uint8)),
+            "(height, width, channels) with 1 to 4 channels, got (0, 2, 3)",
+        ),
         (
             ImageLogged(name="cat", data=b"12345", shape=(2, 2, 1)),
             "'cat' has 5 bytes, expected 4 for shape (2, 2, 1) and dtype uint8",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_image_is_named(
     attach: Attach, account: Account, event: ImageLogged, message: str
 ) -> None:

@@ -80,8 +80,12 @@ def test_a_missing_driver(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "least"),
-    [("MLFLOW_HTTP_REQUEST_TIMEOUT", "abc", 1), ("MLFLOW_HTTP_REQUEST_TIMEOUT", "0", 1), ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "-1", 0)],
-)  # fmt: skip
+    [
+        ("MLFLOW_HTTP_REQUEST_TIMEOUT", "abc", 1),
+        ("MLFLOW_HTTP_REQUEST_TIMEOUT", "0", 1),
+        ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "-1", 0),
+    ],
+)
 def test_a_wrong_number_in_the_environment(
     name: str, value: str, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,9 +97,15 @@ def test_a_bar_follows_the_training(attach: Attach, page: Page, capsys: pytest.C
 def test_a_table_has_the_validations(attach: Attach, page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     """A row each, with the loss of the training beside; columns that appear later are blank before."""
     emit(
-        attach(ConsoleWriter()), train(180), BeforeVal(), val(180, 1, loss=0.5, time=0.1), train(360), BeforeVal(),
-        val(360, 2, loss=0.25, accuracy=0.9), ended(360),
-    )  # fmt: skip
+        attach(ConsoleWriter()),
+        train(180),
+        BeforeVal(),
+        val(180, 1, loss=0.5, time=0.1),
+        train(360),
+        BeforeVal(),
+        val(360, 2, loss=0.25, accuracy=0.9),
+        ended(360),
+    )
 
     assert page.shown("table") == [
         "epoch  train loss  val loss  val accuracy\n1  0.0056  0.5000  \n2  0.0028  0.2500  0.9000"
@@ -121,9 +127,16 @@ def test_a_run_of_iterations(attach: Attach, page: Page) -> None:
 def test_each_run_has_a_bar_of_its_own(attach: Attach, page: Page) -> None:
     """A run in a later cell begins new displays; the former ones keep their last state."""
     emit(
-        attach(ConsoleWriter()), BeforeRun(), train(180), val(180, accuracy=0.5), ended(180), BeforeRun(), train(190),
-        val(360, 2, accuracy=0.6), ended(190),
-    )  # fmt: skip
+        attach(ConsoleWriter()),
+        BeforeRun(),
+        train(180),
+        val(180, accuracy=0.5),
+        ended(180),
+        BeforeRun(),
+        train(190),
+        val(360, 2, accuracy=0.6),
+        ended(190),
+    )
 
     first, second = page.shown("bar")
     assert "180/1800" in first
@@ -233,9 +246,14 @@ def test_in_a_real_kernel(tmp_path: Path) -> None:
     ]
     environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": forked.ROOT, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", NOTEBOOK, json.dumps(cells)], cwd=tmp_path, env=environment,
-        capture_output=True, text=True, timeout=10 * DEADLINE, check=False,
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", "-c", NOTEBOOK, json.dumps(cells)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=10 * DEADLINE,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     built, first, second, validated = json.loads(ran.stdout.splitlines()[-1])
 

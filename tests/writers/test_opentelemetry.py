@@ -92,8 +92,11 @@ def test_a_resumed_run_continues_its_trace(attach: Attach, collector: Collector)
 
     write(
         attach(make(collector), start_iter=2),
-        BeforeRun(), BeforeTrain(iter=2), *train(3, 4, loss=2.0), AfterRun(),
-    )  # fmt: skip
+        BeforeRun(),
+        BeforeTrain(iter=2),
+        *train(3, 4, loss=2.0),
+        AfterRun(),
+    )
 
     assert [(step, value) for _, step, value in collector.points()] == [
         (1, 1.0),

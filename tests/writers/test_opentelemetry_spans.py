@@ -47,12 +47,19 @@ def test_stages_are_spans_and_health_is_in_the_logs(attach: Attach, collector: C
     """A run holds epochs, validations and checkpoints; failures are errors."""
     write(
         attach(make(collector)),
-        BeforeRun(), RunInfo(info={"model": "Net"}), BeforeTrain(), BeforeTrainEpoch(), AfterTrainEpoch(epoch=1),
-        BeforeVal(), AfterVal(), CheckpointSaved(path="runs/a/epoch_1", seconds=0.5),
-        CheckpointFailed(path="runs/a/epoch_2", error="full"), HandlerFailed(handler="x", error="ValueError"),
+        BeforeRun(),
+        RunInfo(info={"model": "Net"}),
+        BeforeTrain(),
+        BeforeTrainEpoch(),
+        AfterTrainEpoch(epoch=1),
+        BeforeVal(),
+        AfterVal(),
+        CheckpointSaved(path="runs/a/epoch_1", seconds=0.5),
+        CheckpointFailed(path="runs/a/epoch_2", error="full"),
+        HandlerFailed(handler="x", error="ValueError"),
         SlowRank(rank=1),
         AfterRun(reason="error", error="ValueError: no"),
-    )  # fmt: skip
+    )
 
     spans = {span.name: span for span in collector.spans()}
     assert {"run", "epoch", "validation", "checkpoint"} == {*spans}
@@ -170,9 +177,13 @@ def test_stages_that_a_kill_interrupted_end_with_it(
 
     write(
         attach(make(collector), trainer_id="b", start_iter=1),
-        BeforeRun(iter=1), BeforeTrain(iter=1), BeforeTrainEpoch(iter=1), *train(2), AfterTrainEpoch(iter=2),
+        BeforeRun(iter=1),
+        BeforeTrain(iter=1),
+        BeforeTrainEpoch(iter=1),
+        *train(2),
+        AfterTrainEpoch(iter=2),
         AfterRun(iter=2),
-    )  # fmt: skip
+    )
 
     spans += collector.spans()
     assert parts(spans) == [
@@ -191,9 +202,14 @@ def test_what_a_kill_took_is_read_from_the_log(collector: Collector, tmp_path: P
     """Stages, checkpoints and health after the last request are in the event log, and arrive once."""
     sent = at(1e9, BeforeRun(), BeforeTrain(), BeforeTrainEpoch(), CheckpointSaved(path="iter_1", iter=1))
     taken = at(
-        1e9 + 1, AfterTrainEpoch(iter=1), BeforeVal(iter=1), AfterVal(iter=1), BeforeTrainEpoch(iter=1, epoch=1),
-        HandlerFailed(handler="x", error="ValueError"), *train(2),
-    )  # fmt: skip
+        1e9 + 1,
+        AfterTrainEpoch(iter=1),
+        BeforeVal(iter=1),
+        AfterVal(iter=1),
+        BeforeTrainEpoch(iter=1, epoch=1),
+        HandlerFailed(handler="x", error="ValueError"),
+        *train(2),
+    )
     run = Run(work_dir=str(tmp_path), trainer_id="a")
     writer, log, again = make(collector), EventLogWriter(), make(collector)
     writer.open(run)
@@ -211,8 +227,13 @@ def test_what_a_kill_took_is_read_from_the_log(collector: Collector, tmp_path: P
     again.close()
 
     assert parts(spans + collector.spans()) == [
-        ("checkpoint", ""), ("epoch", ""), ("epoch", "killed"), ("run", ""), ("run", "killed"), ("validation", ""),
-    ]  # fmt: skip
+        ("checkpoint", ""),
+        ("epoch", ""),
+        ("epoch", "killed"),
+        ("run", ""),
+        ("run", "killed"),
+        ("validation", ""),
+    ]
     assert [record.event_name for record in collector.logs()] == ["handler_failed"]
     assert [step for _, step, _ in collector.points()] == [2]
 
@@ -277,8 +298,12 @@ def test_what_came_after_the_end_of_a_killed_part_is_in_its_run(collector: Colle
     again.close()
 
     assert parts(collector.spans()) == [
-        ("checkpoint", ""), ("epoch", "killed"), ("run", ""), ("run", "killed"), ("validation", "killed"),
-    ]  # fmt: skip
+        ("checkpoint", ""),
+        ("epoch", "killed"),
+        ("run", ""),
+        ("run", "killed"),
+        ("validation", "killed"),
+    ]
     killed = next(span for span in collector.spans() if (span.name, span.status.message) == ("run", "killed"))
     assert {span.parent_span_id for span in collector.spans() if span.name != "run"} == {killed.span_id}
 
@@ -371,8 +396,14 @@ def test_iterations_of_a_new_worker_are_in_their_epoch(
     kill.restore()
     collector.messages["/v1/traces"].clear()
     iteration = {
-        "ph": "X", "cat": "iteration", "name": "1", "tid": 1, "ts": 0.0, "dur": 5.0, "args": {"iter": 1},
-    }  # fmt: skip
+        "ph": "X",
+        "cat": "iteration",
+        "name": "1",
+        "tid": 1,
+        "ts": 0.0,
+        "dur": 5.0,
+        "args": {"iter": 1},
+    }
     again = attach(make(collector), trainer_id="a")
     emit(again, *train(2))
     trace = {"otherData": {"began": time()}, "traceEvents": [iteration]}

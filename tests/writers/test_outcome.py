@@ -72,8 +72,12 @@ def test_each_tracker_has_the_end_of_the_process(
     """A complete or stopped run is finished, one with an error has failed, one that a signal ended was killed."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, how, str(tmp_path), collector.url],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert ended.returncode == code, ended.stderr
 
     client = importlib.import_module("mlflow").MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")

@@ -66,21 +66,29 @@ trainer.train()
         ("thread", "after_train", 1, "", 143, ""),
         ("thread", "after_train_iter", 2, "error", 1, "ValueError: nan"),
         pytest.param(
-            "process", "after_train_iter", 2, "death", 143, "preempted by SIGTERM",
+            "process",
+            "after_train_iter",
+            2,
+            "death",
+            143,
+            "preempted by SIGTERM",
             marks=pytest.mark.skipif(sys.platform != "linux", reason="finds the worker in /proc"),
         ),
     ],
     ids=["in-the-last-iteration", "after-the-training", "then-an-error", "then-a-dead-worker"],
-)  # fmt: skip
+)
 def test_the_reason_of_the_run_decides(
     tmp_path: Path, collector: Collector, offload: str, event: str, at: int, then: str, code: int, error: str
 ) -> None:
     """The span of the run has the error, or the signal that the run took as its reason, whoever has seen what."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, offload, event, str(at), then, str(tmp_path), collector.url],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}, capture_output=True,
-        text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert ended.returncode == code, ended.stderr
     assert ("killed the worker" in ended.stdout) == (then == "death")
 

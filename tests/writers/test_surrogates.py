@@ -95,9 +95,13 @@ def check_image(folder: Path) -> None:
 )
 @pytest.mark.parametrize("offload", ["thread", "process"])
 def test_events_of_eventloop(
-    attach: Attach, account: Account, tmp_path: Path, make: Callable[[], Writer],
-    check: Callable[[Path], None], offload: str,
-) -> None:  # fmt: skip
+    attach: Attach,
+    account: Account,
+    tmp_path: Path,
+    make: Callable[[], Writer],
+    check: Callable[[Path], None],
+    offload: str,
+) -> None:
     """Paths, names, texts and settings have escapes, on a thread and behind the pipe to a process; none is lost."""
     folder = tmp_path / BAD
     folder.mkdir()
@@ -106,10 +110,16 @@ def test_events_of_eventloop(
     bus = attach(writer, work_dir=str(folder))
 
     write(
-        bus, CheckpointSaved(path=BAD, bytes=5), *scalars(1, 2), TextLogged(step=1, name=f"{BAD}/text", text=BAD),
-        RunInfo(info={"work_dir": BAD}), image(),
-        HistogramLogged(name=BAD, step=1, data=np.array([1, np.nan], "f4").tobytes(), shape=(2,), dtype="float32"),
-    )  # fmt: skip
+        bus,
+        CheckpointSaved(path=BAD, bytes=5),
+        *scalars(1, 2),
+        TextLogged(step=1, name=f"{BAD}/text", text=BAD),
+        RunInfo(info={"work_dir": BAD}),
+        image(),
+        HistogramLogged(
+            name=BAD, step=1, data=np.array([1, np.nan], "f4").tobytes(), shape=(2,), dtype="float32"
+        ),
+    )
 
     check(folder.rename(tmp_path / "run"))  # TensorBoard's reader cannot open it
     assert account(bus).delivered > 0
@@ -123,8 +133,11 @@ def test_columns_of_a_resumed_run(attach: Attach, tmp_path: Path) -> None:
     write(attach(CSVWriter()), *scalars(2), ScalarsLogged(mode=mode, step=1, scalars={"b": 3.0}))
 
     assert [(row["mode"], row["step"], row["b"], row[GOOD]) for row in rows(tmp_path / "metrics.csv")] == [
-        ("train", "1", "2.0", "0.5"), ("val", "1", "1.0", ""), ("train", "2", "2.0", "1.0"), (GOOD, "1", "3.0", ""),
-    ]  # fmt: skip
+        ("train", "1", "2.0", "0.5"),
+        ("val", "1", "1.0", ""),
+        ("train", "2", "2.0", "1.0"),
+        (GOOD, "1", "3.0", ""),
+    ]
 
 
 @pytest.mark.parametrize("progress", [False, True])

@@ -136,8 +136,11 @@ def test_what_is_not_finite_is_counted(attach: Attach, folder: Path) -> None:
 
     write(
         attach(TensorBoardWriter()),
-        histogram(np.ones(5)), histogram(diverged, 2), histogram(np.full(5, np.nan), 3), histogram(np.zeros(0), 4),
-    )  # fmt: skip
+        histogram(np.ones(5)),
+        histogram(diverged, 2),
+        histogram(np.full(5, np.nan), 3),
+        histogram(np.zeros(0), 4),
+    )
 
     reader = read(folder)
     assert [(h.step, h.histogram_value.num) for h in reader.Histograms("train/weight")] == [(1, 5), (2, 2)]
@@ -259,15 +262,23 @@ def test_tracing_changes_nothing() -> None:
     [
         ({"hparams": {"lr": [0.1]}}, TypeError, r"bool, int, float or str, .* got 'lr': \[0\.1\]"),
         ({"hparams": [("lr", 0.1)]}, TypeError, "hparams must be a mapping of names to values, got"),
-        ({"hparams": {"lr": 1}, "metrics": "loss"}, TypeError, "metrics must be a list of tags .*, got 'loss'"),
+        (
+            {"hparams": {"lr": 1}, "metrics": "loss"},
+            TypeError,
+            "metrics must be a list of tags .*, got 'loss'",
+        ),
         ({"hparams": {"lr": 1}, "metrics": 5}, TypeError, "metrics must be a list of tags .*, got 5"),
-        ({"metrics": ["val/loss"]}, ValueError, "metrics needs hparams, got .* and no hparams: pass hparams="),
+        (
+            {"metrics": ["val/loss"]},
+            ValueError,
+            "metrics needs hparams, got .* and no hparams: pass hparams=",
+        ),
         ({"graph": Net()}, TypeError, r"the bytes that trace_graph\(model, inputs\) returns, got Net"),
         ({"bins": 0}, ValueError, "bins must be 'tensorflow' or a positive int, got 0"),
         ({"bins": "auto"}, ValueError, "bins must be 'tensorflow' or a positive int, got 'auto'"),
         ({"offload": "gpu"}, ValueError, "offload must be 'auto' or 'thread' or 'process', got 'gpu'"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     """At the line that wrote them."""
     with pytest.raises(error, match=message):

@@ -57,13 +57,20 @@ def collector() -> Iterator[Collector]:
 def train(folder: Path, collector: Collector, *arguments: str) -> subprocess.CompletedProcess[str]:
     own = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}  # of other tests
     environment = {
-        **own, **KEYS, "TRACKIO_DIR": str(folder / "trackio"), "WANDB_SILENT": "true",
+        **own,
+        **KEYS,
+        "TRACKIO_DIR": str(folder / "trackio"),
+        "WANDB_SILENT": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-    }  # fmt: skip
+    }
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder / "run"), collector.url, *arguments],
-        env=environment, text=True, capture_output=True, timeout=120, check=False,
-    )  # fmt: skip
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
 
 
 # --- what each holds: the values of each name and step ----------------------------------------------------------
@@ -163,8 +170,12 @@ def test_a_killed_and_resumed_run_is_whole_in_each(
     assert_whole(collector.spans())
     report = subprocess.run(
         [sys.executable, "-m", "eventloop", "report", str(tmp_path / "run"), "--all"],
-        cwd=ROOT, text=True, capture_output=True, timeout=60, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
     printed = "".join(text for run in (killed, ended, report) for text in (run.stdout, run.stderr))
     for key in (KEY, *KEYS.values()):
         assert _files_with(key.encode(), tmp_path) == []

@@ -69,19 +69,31 @@ def numbers(stats: SubscriptionStats) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (torch.zeros(2), "a torch.Tensor: NoPlainValue: a Tensor with 2 elements cannot be converted to Scalar"),
+        (
+            torch.zeros(2),
+            "a torch.Tensor: NoPlainValue: a Tensor with 2 elements cannot be converted to Scalar",
+        ),
         (np.eye(2), "a numpy.ndarray: NoPlainValue: can only convert an array of size 1 to a Python scalar"),
         ({"a": [1, np.ones(3)]}, "a dict: NoPlainValue: can only convert an array of size 1"),
-        (torch.empty((), device="meta"), "a torch.Tensor: NoPlainValue: Tensor.item() cannot be called on meta"),
+        (
+            torch.empty((), device="meta"),
+            "a torch.Tensor: NoPlainValue: Tensor.item() cannot be called on meta",
+        ),
         ({"caf\udce9": np.eye(2)}, "a dict: NoPlainValue: can only convert an array of size 1"),
         (Mute(), f"a {__name__}.Mute: RuntimeError: no text"),
     ],
     ids=["tensor", "array", "nested", "meta", "with a surrogate", "mute"],
-)  # fmt: skip
+)
 def test_an_event_that_cannot_be_encoded_costs_itself_alone(
-    attach: Attach, account: Account, tmp_path: Path, caplog: pytest.LogCaptureFixture,
-    make: Make, read: Read, value: Any, why: str,
-) -> None:  # fmt: skip
+    attach: Attach,
+    account: Account,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    make: Make,
+    read: Read,
+    value: Any,
+    why: str,
+) -> None:
     """The others are written in order, the writer goes on, and the log names event and field once."""
     bus = attach(make())
 

@@ -188,8 +188,11 @@ def test_another_kind_of_server_is_refused(attach: Attach, account: Account, tmp
     program = "import http.server as h; s = h.HTTPServer(('127.0.0.1', 0), h.SimpleHTTPRequestHandler);"
     with subprocess.Popen(
         [sys.executable, "-u", "-c", program + "print(s.server_port); s.serve_forever()"],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path,
-    ) as other:  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=tmp_path,
+    ) as other:
         assert other.stdout is not None
         bus = attach(VisdomWriter("127.0.0.1", int(other.stdout.readline())))
         write(bus, *train(1))

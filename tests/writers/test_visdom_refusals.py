@@ -55,9 +55,14 @@ def left_out(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("status", [400, 422, 500])
 def test_a_refused_curve_costs_no_other(
-    attach: Attach, account: Account, server: Server, env: str, proxy: MakeProxy, status: int,
+    attach: Attach,
+    account: Account,
+    server: Server,
+    env: str,
+    proxy: MakeProxy,
+    status: int,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     """It is named once, its events count as failed, and it is drawn again as soon as it is taken."""
     before = proxy(lambda body: status if '"bad"' in body and "data" in body else 0)
     bus = attach(make(before.port))
@@ -140,9 +145,13 @@ def test_points_that_were_never_drawn_have_failed(
 
 
 def test_a_killed_worker_loses_no_point_that_waits(
-    attach: Attach, account: Account, server: Server, env: str, proxy: MakeProxy,
+    attach: Attach,
+    account: Account,
+    server: Server,
+    env: str,
+    proxy: MakeProxy,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     """The next worker gets them again, though they were acknowledged."""
     before = proxy(lambda body: 0)
     bus = attach(make(before.port, offload="process"))

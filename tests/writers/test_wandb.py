@@ -59,8 +59,11 @@ def run_script(script: str, folder: Path, **environment: str) -> subprocess.Comp
     return subprocess.run(
         [sys.executable, "-c", script, str(folder)],
         env={**os.environ, "PYTHONPATH": ROOT, **environment},
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
 
 
 @pytest.mark.slow

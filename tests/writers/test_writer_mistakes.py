@@ -50,12 +50,18 @@ def define(**body: Any) -> Any:
     ("make", "message"),
     [
         (lambda: JSONLWriter(filenme="a"), "^JSONLWriter has no argument 'filenme': did you mean 'filename'"),  # type: ignore[call-arg]
-        (lambda: WandbWriter("a", api_key="k"), "^WandbWriter has no argument 'api_key': use .* WANDB_API_KEY"),  # type: ignore[call-arg]
-        (lambda: MLflowWriter(experiment_name="a"), r"^MLflowWriter has no argument 'experiment_name': use experiment="),  # type: ignore[call-arg]
+        (
+            lambda: WandbWriter("a", api_key="k"),
+            "^WandbWriter has no argument 'api_key': use .* WANDB_API_KEY",
+        ),  # type: ignore[call-arg]
+        (
+            lambda: MLflowWriter(experiment_name="a"),
+            r"^MLflowWriter has no argument 'experiment_name': use experiment=",
+        ),  # type: ignore[call-arg]
         (lambda: Named(size=3), r"^Named has no argument 'size': known are label$"),  # type: ignore[call-arg]
         (lambda: Named(), r"^Named needs label \(str\), got no argument$"),  # type: ignore[call-arg]
     ],
-)  # fmt: skip
+)
 def test_a_wrong_argument_is_explained(make: Callable[[], object], message: str) -> None:
     """Of the writers here and of a user's: the error names the argument that exists."""
     with pytest.raises(TypeError, match=message):

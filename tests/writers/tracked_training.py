@@ -104,10 +104,13 @@ def make_training(work_dir: Path, url: str, offload: str) -> Trainer:
     """Return a trainer of some seconds, with a checkpoint in each epoch and a validation after it."""
     torch.manual_seed(0)
     return build_trainer(
-        work_dir, train_loader=batches(ITERATIONS), val_loader=batches(2), max_epochs=EPOCHS,
+        work_dir,
+        train_loader=batches(ITERATIONS),
+        val_loader=batches(2),
+        max_epochs=EPOCHS,
         hooks=[CheckpointHook(CHECKPOINT_EVERY, by_epoch=False), LoggerHook(interval=1)],
         writers=[JSONLWriter(), EventLogWriter(), *trackers(work_dir, url, offload)],
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

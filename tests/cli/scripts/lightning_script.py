@@ -47,9 +47,14 @@ def main() -> None:
     )
     module = Module()
     trainer = pl.Trainer(
-        max_epochs=options.epochs, accelerator="cpu", devices=options.devices, strategy=options.strategy,
-        callbacks=[Watcher()], enable_progress_bar=False, log_every_n_steps=1,
-    )  # fmt: skip
+        max_epochs=options.epochs,
+        accelerator="cpu",
+        devices=options.devices,
+        strategy=options.strategy,
+        callbacks=[Watcher()],
+        enable_progress_bar=False,
+        log_every_n_steps=1,
+    )
     trainer.fit(module, loader, loader)
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in module.parameters())
     if trainer.is_global_zero:

@@ -36,10 +36,16 @@ torch.manual_seed(0)
 data = [(torch.randn(4), i % 3) for i in range(16)]
 model = Model()
 runner = Runner(
-    model, "out", train_dataloader=DataLoader(data, batch_size=4), custom_hooks=[Watcher()],
-    optim_wrapper={"optimizer": {"type": "SGD", "lr": 0.1}}, train_cfg={"by_epoch": True, "max_epochs": options.epochs},
-    default_hooks={"checkpoint": None}, randomness={"seed": 3}, log_level="ERROR",
-)  # fmt: skip
+    model,
+    "out",
+    train_dataloader=DataLoader(data, batch_size=4),
+    custom_hooks=[Watcher()],
+    optim_wrapper={"optimizer": {"type": "SGD", "lr": 0.1}},
+    train_cfg={"by_epoch": True, "max_epochs": options.epochs},
+    default_hooks={"checkpoint": None},
+    randomness={"seed": 3},
+    log_level="ERROR",
+)
 runner.train()
 weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
 print(hashlib.sha256(weights).hexdigest())

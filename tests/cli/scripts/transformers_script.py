@@ -34,9 +34,17 @@ torch.manual_seed(0)
 model = Model()
 data = [{"inputs": torch.randn(4), "labels": i % 3} for i in range(16)]
 arguments = TrainingArguments(
-    "out", num_train_epochs=options.epochs, per_device_train_batch_size=4, use_cpu=True, report_to=[],
-    disable_tqdm=True, logging_steps=1, save_strategy="no", eval_strategy="epoch", seed=3,
-)  # fmt: skip
+    "out",
+    num_train_epochs=options.epochs,
+    per_device_train_batch_size=4,
+    use_cpu=True,
+    report_to=[],
+    disable_tqdm=True,
+    logging_steps=1,
+    save_strategy="no",
+    eval_strategy="epoch",
+    seed=3,
+)
 Trainer(model, arguments, train_dataset=data, eval_dataset=data[:4], callbacks=[Watcher()]).train()
 weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
 print(hashlib.sha256(weights).hexdigest())
