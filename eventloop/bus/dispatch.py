@@ -1,41 +1,48 @@
-"""Compile the handlers of one event into Python functions, which are its plan.
+"""Compile the handlers of one event into a Python function, which is its plan.
 
 `EventSignal` compiles a plan at the first emit after a change. A loop over handlers would check for each
-handler how to call it. Straight-line code need not, and its traceback shows the line that raised. For two
-handlers the functions are
+handler how to call it. Straight-line code need not, and its traceback shows the line that raised. For one
+background subscriber and two handlers the function is
 
     def on_after_train_iter(event, trainer):
         nonlocal latest, before, count, due, next_look
         latest = event
         count += 1
-        if count >= due:
-            if count >= next_look:
-                before += count
-                count = 0
-                due, next_look = look(before)
-            return clocked(event, trainer)
         i = -1
+        if count < due:
+            try:
+                hand_over0(event)
+                i = 0
+                f0(trainer, event)  # 30 OptimizerHook.after_train_iter
+                i = 1
+                if (event.iter + 1) % 10 == 0: f1(event, trainer)  # 70 step_lr every=10
+            except BaseException as error:
+                failed(error, i, event, trainer)
+                raise
+            return
+        if count >= next_look:
+            before += count
+            count = 0
+            due, next_look = look(before)
+        first = began = now()
         try:
-            hand_over0(event)
-            i = 0
-            f0(trainer, event)  # 30 OptimizerHook.after_train_iter
-            i = 1
-            if (event.iter + 1) % 10 == 0: f1(event, trainer)  # 70 step_lr every=10
-        except BaseException as error:
-            failed(error, i, event, trainer)
-            raise
-
-and `clocked`, in which each call is measured:
-
+            timed_hand_over0(event)
             i = 0
             began = now()
             f0(trainer, event)  # 30 OptimizerHook.after_train_iter
-            took0(now() - began)
+            took[0](now() - began)
+            i = 1
+            began = now()
+            if (event.iter + 1) % 10 == 0: f1(event, trainer)  # 70 step_lr every=10
+        except BaseException as error:
+            failed(error, i, event, trainer, now() - began)
+            raise
+        took_all(now() - first)
 
-In a training loop `clocked` handles every event. The lines that do not measure are for tight loops, in which
-the clock would take longer than the handlers. `look` chooses between them, at every 256th event in a training
-loop, and at each clocked event in a tight one. `count` restarts there, because Python creates no new object
-for an int below 257 (`benchmarks.hook_overhead`).
+In a training loop the second half, which is clocked (measured), handles every event. The first half is for
+tight loops, in which the clock would take longer than the handlers. `look` chooses between them, at every
+256th event in a training loop, and at each clocked event in a tight one. `count` restarts there, because
+Python creates no new object for an int below 257 (`benchmarks.hook_overhead`).
 """
 
 from __future__ import annotations
@@ -86,61 +93,53 @@ class Plan:
         recorder: SpanRecorder | None = None,
     ) -> None:
         self.handlers = tuple(handlers)
-        self.hand_overs = tuple(hand_overs)
-        self._timed_hand_overs = tuple(timed_hand_overs)
         self._on_failure = on_failure
         self._housekeeping = housekeeping
+        self._hands_over = bool(hand_overs)
         self._sampling = sampling
         self._records = recorder is not None
-        sampling.handlers = len(self.handlers) + len(self.hand_overs)
+        sampling.handlers = len(self.handlers) + len(hand_overs)
         self._added = 0  # clocked events whose durations are not summed up
         self._sum_up()
-        namespace: dict[str, Any] = {"failed": self._failed}
-        for i, handler in enumerate(self.handlers):
-            namespace |= _bindings(i, handler)
-        # no handler's binding begins with "on_", whatever the event is called
-        function = f"on_{name}" if name.isidentifier() else "on_event"
-        if recorder is None:
-            clocked = self._compile_clocked(function, namespace)
-        else:
-            clocked = recorder.watch_event(name, self._recorded(name, recorder))
-        namespace |= {
-            "clocked": clocked,
+        namespace: dict[str, Any] = {
+            "failed": self._failed,
             "look": self._choose_clocked,
+            "now": perf_counter,
+            "took": tuple(_adder(handler.timing) for handler in self.handlers),
+            "took_all": sampling.durations.append,
             "latest": latest,
             "before": emitted,
             "count": 0,
             "due": 0,
             "next_look": 0,
         }
-        namespace |= {f"hand_over{i}": fn for i, fn in enumerate(self.hand_overs)}
-        source = _bare_source(function, self.handlers, len(self.hand_overs))
+        namespace |= {f"hand_over{i}": fn for i, fn in enumerate(hand_overs)}
+        namespace |= {f"timed_hand_over{i}": fn for i, fn in enumerate(timed_hand_overs)}
+        for i, handler in enumerate(self.handlers):
+            namespace |= _bindings(i, handler)
+        # no handler's binding begins with "on_", whatever the event is called
+        function = f"on_{name}" if name.isidentifier() else "on_event"
+        if recorder is not None:
+            namespace["recorded"] = recorder.watch_event(
+                name, self._recorded(name, recorder, timed_hand_overs)
+            )
+        source = _source(function, self.handlers, len(hand_overs), recorded=recorder is not None)
         self.dispatch: Dispatch
         self.latest: Callable[[], Event | None]
         self.count: Callable[[], int]
         self.dispatch, self.latest, self.count = _factory(function, source, tuple(namespace))(**namespace)
 
-    def _compile_clocked(self, function: str, namespace: dict[str, Any]) -> Callable[[Event, Any], None]:
-        namespace = namespace | {
-            "hand_over": self._hand_over,
-            "took": self._sampling.durations.append,
-            "now": perf_counter,
-            **{f"took{i}": _adder(h.timing) for i, h in enumerate(self.handlers) if not h.filtered},
-        }
-        source = _clocked_source(function, self.handlers, hands_over=bool(self.hand_overs))
-        return cast(
-            Callable[..., Callable[[Event, Any], None]], _factory(function, source, tuple(namespace))
-        )(**namespace)
-
     def _choose_clocked(self, count: int) -> tuple[int, int]:
         """Choose the events after event number `count` that are clocked (measured).
 
-        It also adds recent durations to the sums when many have accumulated. With a recorder every event is
-        clocked.
+        It also keeps the background queues bounded, and adds recent durations to the sums when many have
+        accumulated. With a recorder every event is clocked.
 
         Returns:
             The numbers of events from this one to the next clocked one, and to the next look.
         """
+        if self._hands_over:
+            self._housekeeping()
         sampled = self._sampling.sampled
         events = self._sampling.update(count, perf_counter())
         if self._added >= BATCH or self._sampling.sampled is not sampled:
@@ -157,12 +156,9 @@ class Plan:
         for handler in self.handlers:
             handler.timing.begin_sampling(self._sampling.sampled and not handler.filtered)
 
-    def _hand_over(self, event: Event, now: float) -> None:
-        self._housekeeping()
-        for hand_over in self._timed_hand_overs if self._sampling.measures_wait(now) else self.hand_overs:
-            hand_over(event)
-
-    def _recorded(self, name: str, recorder: SpanRecorder) -> Callable[[Event, Any], None]:
+    def _recorded(
+        self, name: str, recorder: SpanRecorder, hand_overs: Sequence[HandOver]
+    ) -> Callable[[Event, Any], None]:
         """Return a function that runs the handlers and records a span of each."""
         watched = [
             recorder.watch_handler(name, h.name, h.priority, h.passes, h.clocked) for h in self.handlers
@@ -171,9 +167,7 @@ class Plan:
         def run(event: Event, trainer: Any) -> None:
             index = -1
             try:
-                if self.hand_overs:
-                    self._housekeeping()
-                for hand_over in self._timed_hand_overs:
+                for hand_over in hand_overs:
                     hand_over(event)
                 for index, handler in enumerate(watched):  # noqa: B007 - the index of the one that raised
                     handler(event, trainer)
@@ -219,8 +213,8 @@ def exclude_wait(seconds: float) -> None:
     for frame in frames_here():
         if frame.f_code is Handler.clocked.__code__:
             frame.f_locals["self"].timing.exclude(seconds)
-        elif frame.f_code.co_filename.startswith(_PLAN) and "began" in frame.f_code.co_varnames:
-            plan, index = frame.f_locals["failed"].__self__, frame.f_locals["i"]
+        elif frame.f_code.co_filename.startswith(_PLAN) and "began" in (variables := frame.f_locals):
+            plan, index = variables["failed"].__self__, variables["i"]
             if index >= 0 and not plan.handlers[index].filtered:  # else `Handler.clocked` measures the call
                 plan.handlers[index].timing.exclude(seconds)
 
@@ -234,6 +228,7 @@ def _adder(timing: Timing) -> Callable[[float], None]:
 
 
 def _bindings(i: int, handler: Handler) -> dict[str, Any]:
+    """Return the names by which a plan's source calls its handler number `i`."""
     if not handler.filtered:
         return {f"f{i}": handler.fn}
     bindings: dict[str, Any] = {f"f{i}": handler.clocked}
@@ -252,57 +247,54 @@ def _call(i: int, handler: Handler) -> str:
     return f"{call}  # {handler.priority} {handler.name!r} {handler.filter}".rstrip()
 
 
-def _bare_source(name: str, handlers: Sequence[Handler], hand_overs: int) -> str:
+def _source(name: str, handlers: Sequence[Handler], hand_overs: int, *, recorded: bool) -> str:
     """Return the source code, without its `def` line, of the factory of a plan's `dispatch`.
 
-    The dispatch does not measure handlers, except at the events for which it calls `clocked`.
+    With `recorded`, the function of that name runs the handlers of clocked events.
     """
     lines = [f"hand_over{i}(event)" for i in range(hand_overs)]
     for i, handler in enumerate(handlers):
         lines += [f"i = {i}", _call(i, handler)] if i or hand_overs else [_call(i, handler)]
+    clocked = "return recorded(event, trainer)" if recorded else _clocked_source(handlers, hand_overs)
     return f"""
     def {name}(event, trainer):
         nonlocal latest, before, count, due, next_look
         latest = event
         count += 1
-        if count >= due:
-            if count >= next_look:
-                before += count
-                count = 0
-                due, next_look = look(before)
-            return clocked(event, trainer)
         i = {-1 if hand_overs or not handlers else 0}
-        try:
-            {_indented(lines)}
-        except BaseException as error:
-            failed(error, i, event, trainer)
-            raise
+        if count < due:
+            try:
+                {_indented(lines, 16)}
+            except BaseException as error:
+                failed(error, i, event, trainer)
+                raise
+            return
+        if count >= next_look:
+            before += count
+            count = 0
+            due, next_look = look(before)
+        {clocked}
     return {name}, lambda: latest, lambda: before + count
 """
 
 
-def _clocked_source(name: str, handlers: Sequence[Handler], *, hands_over: bool) -> str:
-    """Return the source code, without its `def` line, of the factory of a plan's `clocked` dispatch."""
-    lines = ["hand_over(event, first)"] if hands_over else []
+def _clocked_source(handlers: Sequence[Handler], hand_overs: int) -> str:
+    """Return the statements of a dispatch that call all handlers and measure each call."""
+    lines = [f"timed_hand_over{i}(event)" for i in range(hand_overs)]
     for i, handler in enumerate(handlers):
-        lines += [f"i = {i}", "began = now()", _call(i, handler)]
-        lines += [] if handler.filtered else [f"took{i}(now() - began)"]
-    return f"""
-    def {name}(event, trainer):
-        i = -1
-        first = began = now()
+        lines += [f"i = {i}", "began = now()", _call(i, handler)] if i or hand_overs else [_call(i, handler)]
+        lines += [] if handler.filtered else [f"took[{i}](now() - began)"]
+    return f"""first = began = now()
         try:
-            {_indented(lines)}
+            {_indented(lines, 12)}
         except BaseException as error:
             failed(error, i, event, trainer, now() - began)
             raise
-        took(now() - first)
-    return {name}
-"""
+        took_all(now() - first)"""
 
 
-def _indented(lines: Sequence[str]) -> str:
-    return f"\n{' ' * 12}".join(lines or ["pass"])
+def _indented(lines: Sequence[str], spaces: int) -> str:
+    return f"\n{' ' * spaces}".join(lines or ["pass"])
 
 
 @lru_cache(maxsize=1024)

@@ -24,8 +24,6 @@ the events in which it works.
 """
 RARITY = 4
 """The factor by which fewer events are sampled in a tight loop than the limit of 0.3 % would allow."""
-WAIT_SECONDS = 0.01
-"""The least time between two events whose wait in the background queues is measured."""
 
 
 class Sampling:
@@ -51,7 +49,6 @@ class Sampling:
     __slots__ = (
         "_at",
         "_count",
-        "_measured_at",
         "_period",
         "_slow",
         "clocks_all",
@@ -68,7 +65,6 @@ class Sampling:
         self._period = 1  # events from a clocked one to the next
         self._count, self._at = 0, perf_counter()  # number and time of the event at the last decision
         self._slow = False  # whether events were rare in the last period; a single pause looks like that
-        self._measured_at = float("-inf")
 
     def update(self, count: int, now: float) -> int:
         """Return the number of events from this one, which is clocked, to the next `update`.
@@ -84,17 +80,6 @@ class Sampling:
             self.durations.clear()
         self.clocks_all = self._period == 1 and not self.sampled
         return self._count + WINDOW - count if self.clocks_all else self._period
-
-    def measures_wait(self, now: float) -> bool:
-        """Return whether the wait of an event in the queues is to be measured.
-
-        Args:
-            now: the time of its emit, by `perf_counter`.
-        """
-        if now - self._measured_at < WAIT_SECONDS:
-            return False
-        self._measured_at = now
-        return True
 
     def _decide(self, events: int, seconds: float) -> None:
         """Set the sampling period for the next events.
