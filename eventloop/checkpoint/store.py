@@ -188,18 +188,18 @@ def _with_own_bytes(value: Any) -> Any:
     of the storage, wherever the vector begins, and ends the process if it finds something else there.
     """
     if isinstance(value, torch.Tensor):
-        alone = (
-            value.dtype != torch.uint8 or value.ndim != 1 or value.numel() == value.untyped_storage().nbytes()
-        )
-        return value if alone else value.clone()
-    if type(value) is dict:
-        for key, item in value.items():
-            value[key] = _with_own_bytes(item)
-    elif type(value) is list:
-        value[:] = map(_with_own_bytes, value)
-    elif type(value) is tuple:
-        return tuple(map(_with_own_bytes, value))
+        shares = value.dtype == torch.uint8 and value.ndim == 1
+        return value.clone() if shares and value.numel() != value.untyped_storage().nbytes() else value
+    if type(value) is tuple:
+        return tuple([_with_own_bytes(item) if isinstance(item, _NESTED) else item for item in value])
+    if type(value) in (dict, list):
+        for key, item in value.items() if type(value) is dict else enumerate(value):
+            if isinstance(item, _NESTED):
+                value[key] = _with_own_bytes(item)
     return value
+
+
+_NESTED = (torch.Tensor, dict, list, tuple)
 
 
 Check = Callable[[dict[str, Any], str], object]

@@ -27,7 +27,7 @@ from eventloop.data.trainer_parts import Within
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint, Event
 from eventloop.optim.optimizers import check_groups, class_names, load_optimizer_state, optimizer_state
 from eventloop.optim.parameter_names import parameter_names
-from eventloop.resume.by_name import ByName, follow_renamed, scheduler_optimizers
+from eventloop.resume.by_name import ByName, follow_renamed, names_in, scheduler_optimizers
 from eventloop.resume.choice import (
     Checked,
     OlderThan,
@@ -72,7 +72,6 @@ from eventloop.resume.setting_changes import (
     refused_by,
 )
 from eventloop.resume.settings import Settings
-from eventloop.state.containers import copied
 from eventloop.state.exchange import decided_by_rank_0, has_other_ranks, raised_together
 from eventloop.state.rollback import Rollback
 from eventloop.state.schema import SCHEMA, check_layout, check_usable, refusing
@@ -383,7 +382,7 @@ class TrainerState:
 
     def _run_handlers(self, path: Path, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], Event]:
         """Run the sync handlers of `after_load_checkpoint`; return the checkpoint and the event."""
-        trainer, before = self._trainer, copied(checkpoint)
+        trainer, before = self._trainer, names_in(checkpoint)
         counters = {name: getattr(trainer, name) for name in ("iter", "epoch", "max_iters", "max_epochs")}
         event = AfterLoadCheckpoint(path=str(path), **counters)
         trainer.checkpoint = checkpoint
