@@ -260,26 +260,31 @@ def in_parts(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, A
 def _loading_by_themselves(model: torch.nn.Module) -> tuple[str, ...]:
     """Return the prefixes, in the state dict, of the modules that override `_load_from_state_dict`."""
     return tuple(
-        f"{name}." if name else ""
-        for name, module in model.named_modules(remove_duplicate=False)
-        if not _is_of_torch(module._load_from_state_dict)
+        [
+            f"{name}." if name else ""
+            for name, module in model.named_modules(remove_duplicate=False)
+            if not _are_in("torch.nn.modules.", module._load_from_state_dict)
+        ]
     )
 
 
-def _is_of_torch(function: Any) -> bool:
-    return str(getattr(function, "__module__", "")).startswith("torch.nn.modules.")
+def _are_in(package: str, *functions: Any) -> bool:
+    """Return whether all functions are defined in the modules of a package, such as `torch.nn.modules.`."""
+    modules = [str(getattr(function, "__module__", "")) for function in functions]
+    return not [each for each in modules if not each.startswith(package)]
 
 
 def _may_be_refused(model: torch.nn.Module, state: Mapping[str, Any]) -> bool:
     """Return whether loading might fail, because it does more than copy dense tensors."""
     own = model.state_dict()
-    plain = all(_is_plain(own[name]) and _is_plain(state[name]) for name in own if name in state)
-    return not (plain and all(map(_is_plainly_loaded, model.modules())))
+    tensors = [value for name in own if name in state for value in (own[name], state[name])]
+    return not (all(map(_is_plain, tensors)) and all(map(_is_plainly_loaded, model.modules())))
 
 
 def _is_plain(value: Any) -> bool:
     """Return whether a value is a dense tensor that can be copied into any other tensor of its shape."""
-    value = local_part(value)
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        value = local_part(value)
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter)
         and value.layout is torch.strided
@@ -290,12 +295,8 @@ def _is_plain(value: Any) -> bool:
 def _is_plainly_loaded(module: torch.nn.Module) -> bool:
     hooks = (*module._load_state_dict_pre_hooks.values(), *module._load_state_dict_post_hooks.values())
     functions = (module.load_state_dict, module._load_from_state_dict, module.set_extra_state)
-    return all(map(_is_of_fsdp2, hooks)) and all(map(_is_of_torch, functions))
-
-
-def _is_of_fsdp2(hook: Any) -> bool:
-    """Return whether a hook is FSDP2's: these only let go of gathered weights, and refuse nothing."""
-    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
+    # hooks of FSDP2 only let go of gathered weights, and refuse nothing
+    return _are_in("torch.nn.modules.", *functions) and _are_in("torch.distributed.fsdp.", *hooks)
 
 
 def _not_held(own: Any, saved: Any) -> str:

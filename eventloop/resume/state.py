@@ -380,9 +380,12 @@ class TrainerState:
         self.resumed_from = None  # the model has other weights now
         self.loads += 1
 
-    def _run_handlers(self, path: Path, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], Event]:
-        """Run the sync handlers of `after_load_checkpoint`; return the checkpoint and the event."""
-        trainer, before = self._trainer, names_in(checkpoint)
+    def _run_handlers(self, path: Path, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], Event | None]:
+        """Run the sync handlers of `after_load_checkpoint`; return the checkpoint and the event, if any."""
+        trainer = self._trainer
+        if not trainer.bus.wants(AfterLoadCheckpoint):
+            return checkpoint, None
+        before = names_in(checkpoint)
         counters = {name: getattr(trainer, name) for name in ("iter", "epoch", "max_iters", "max_epochs")}
         event = AfterLoadCheckpoint(path=str(path), **counters)
         trainer.checkpoint = checkpoint
@@ -393,7 +396,7 @@ class TrainerState:
         finally:
             trainer.checkpoint = None
 
-    def _publish(self, loaded: Event) -> None:
+    def _publish(self, loaded: Event | None) -> None:
         """Hand the event of a load to background subscribers, unless writers would write to another run."""
-        if self._trainer.ownership.may_write:
+        if loaded is not None and self._trainer.ownership.may_write:
             self._trainer.bus.signal(type(loaded)).hand_over(loaded)
