@@ -9,7 +9,7 @@ import copy
 import itertools
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -108,21 +108,22 @@ def check_model_state(
     """
     refuse_old_shards(f"loading {source}", model)
     own, free = model.state_dict(), _loading_by_themselves(model)
+    others = [name for name in own if name in state and not _are_alike(own[name], state[name])]
     wrong = [
         f"{name}: the checkpoint has {_shape(state[name])}, the model {_shape(own[name])}"
-        for name in own
-        if name in state and not is_lazy(own[name]) and _shape(state[name]) != _shape(own[name])
+        for name in others
+        if not is_lazy(own[name]) and _shape(state[name]) != _shape(own[name])
         if not name.startswith(free) and not is_extra_state(name)
     ]  # a lazy module takes the shape that is loaded
     wrong += [
         f"{name}: the checkpoint has {what}, the model {_kind(own[name])}, which cannot hold it"
-        for name in own
-        if name in state and not name.startswith(free) and (what := _not_held(own[name], state[name]))
+        for name in others
+        if not name.startswith(free) and (what := _not_held(own[name], state[name]))
     ]
     wrong += [
         f"{name}: the checkpoint has the layout {_layout(state[name])}, the model {_layout(own[name])}"
-        for name in own
-        if name in state and is_dtensor(state[name]) and _layout(state[name]) != _layout(own[name])
+        for name in others
+        if is_dtensor(state[name]) and _layout(state[name]) != _layout(own[name])
     ]
     strangers = [
         f"{name}: {_shape(own[name])} in the model, not in the checkpoint"
@@ -140,6 +141,12 @@ def check_model_state(
         advice = renaming_advice(own, state) + _ADVICE if named else _ADVICE
         raise CheckpointError(f"{source} does not fit the model; nothing was loaded:\n  {lines}\n{advice}")
     return strangers
+
+
+def _are_alike(own: Any, saved: Any) -> bool:
+    """Return whether two values are plain tensors of one shape and type, as most are."""
+    plain = type(own) is torch.Tensor and type(saved) is torch.Tensor
+    return plain and own.shape == saved.shape and own.dtype == saved.dtype
 
 
 def renaming_advice(own: Mapping[str, Any], state: Mapping[str, Any]) -> str:
@@ -263,22 +270,30 @@ def _loading_by_themselves(model: torch.nn.Module) -> tuple[str, ...]:
         [
             f"{name}." if name else ""
             for name, module in model.named_modules(remove_duplicate=False)
-            if not _are_in("torch.nn.modules.", module._load_from_state_dict)
+            if not str(getattr(module._load_from_state_dict, "__module__", "")).startswith(_TORCH)
         ]
     )
 
 
-def _are_in(package: str, *functions: Any) -> bool:
-    """Return whether all functions are defined in the modules of a package, such as `torch.nn.modules.`."""
-    modules = [str(getattr(function, "__module__", "")) for function in functions]
-    return not [each for each in modules if not each.startswith(package)]
+_TORCH, _FSDP2 = "torch.nn.modules.", "torch.distributed.fsdp."
+
+
+def _are_of(package: str, functions: Iterable[Any]) -> bool:
+    """Return whether all functions are defined in the modules of a package."""
+    return not [each for each in functions if not str(getattr(each, "__module__", "")).startswith(package)]
 
 
 def _may_be_refused(model: torch.nn.Module, state: Mapping[str, Any]) -> bool:
     """Return whether loading might fail, because it does more than copy dense tensors."""
     own = model.state_dict()
     tensors = [value for name in own if name in state for value in (own[name], state[name])]
-    return not (all(map(_is_plain, tensors)) and all(map(_is_plainly_loaded, model.modules())))
+    functions, hooks = list[Any](), list[Any]()
+    for module in model.modules():
+        functions += (module.load_state_dict, module._load_from_state_dict, module.set_extra_state)
+        hooks += module._load_state_dict_pre_hooks.values()
+        hooks += module._load_state_dict_post_hooks.values()
+    # hooks of FSDP2 only let go of gathered weights, and refuse nothing
+    return not (all(map(_is_plain, tensors)) and _are_of(_TORCH, functions) and _are_of(_FSDP2, hooks))
 
 
 def _is_plain(value: Any) -> bool:
@@ -290,13 +305,6 @@ def _is_plain(value: Any) -> bool:
         and value.layout is torch.strided
         and not (value.is_quantized or value.is_meta or value.is_complex())
     )
-
-
-def _is_plainly_loaded(module: torch.nn.Module) -> bool:
-    hooks = (*module._load_state_dict_pre_hooks.values(), *module._load_state_dict_post_hooks.values())
-    functions = (module.load_state_dict, module._load_from_state_dict, module.set_extra_state)
-    # hooks of FSDP2 only let go of gathered weights, and refuse nothing
-    return _are_in("torch.nn.modules.", *functions) and _are_in("torch.distributed.fsdp.", *hooks)
 
 
 def _not_held(own: Any, saved: Any) -> str:

@@ -237,7 +237,7 @@ def _plainly(optimizer: torch.optim.Optimizer) -> bool:
 
 def _in_parts(optimizer: Any, saved: Any, what: str) -> Any:
     """Return the state with this rank's parts of the whole tensors that belong to DTensors."""
-    if not any(is_dtensor(each) for group in optimizer.param_groups for each in group["params"]):
+    if not any(map(is_dtensor, [each for group in optimizer.param_groups for each in group["params"]])):
         return saved
     states = dict(saved["state"])
     for number, parameter in _by_number(optimizer, saved):
@@ -265,8 +265,8 @@ def _part(value: Any, key: str, parameter: Any, what: str) -> Any:
 
 def _by_number(optimizer: Any, saved: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
     """Yield the numbers of the saved states with the parameters to which they belong."""
-    numbers = (number for group in saved["param_groups"] for number in group["params"])
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return zip(numbers, parameters, strict=True)
 
 
