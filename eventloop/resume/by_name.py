@@ -14,8 +14,9 @@ import torch
 
 from eventloop.checkpoint.weights import OWN, unwrap
 from eventloop.optim.optimizers import check_optimizers, loads_as_torch, named_optimizers
+from eventloop.optim.param_groups import own_schedulers, without_parameters
 from eventloop.optim.parameter_names import alike_without_a_name, labels_of, parameter_names
-from eventloop.resume.fast_forward import by_group, own_schedulers, without_parameters
+from eventloop.resume.fast_forward import by_group
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.setting_changes import Change
 from eventloop.state.containers import copied
@@ -50,6 +51,8 @@ class ByName:
         """The parameters that only the checkpoint's optimizers or only the trainer's have."""
         self.lines: list[str] = []
         """The lines to log if the run continues all the same."""
+        self.new_groups: dict[str, list[int]] = {}
+        """The indices of the param groups that the checkpoint does not have, by optimizer."""
 
     def arrange(self) -> None:
         """Arrange all states; parameters that only one side has are listed in `changes`.
@@ -121,9 +124,11 @@ class ByName:
         if [*places] == [*range(number)]:
             return
         former = self._settings["optimizer"].get(name, [])
-        groups = [{} if place is None else former[place] for place in places]  # {}: a new group
+        groups = [{} if place is None else former[place] for place in places]
+        if new := [index for index, place in enumerate(places) if place is None]:
+            self.new_groups[name] = new
         self._settings["optimizer"] = {**self._settings["optimizer"], name: groups}
-        for index in own_schedulers(self._trainer, optimizer):
+        for index in own_schedulers(self._trainer.schedulers, optimizer):
             kind = type(self._trainer.schedulers[index])
             if kind.__module__.partition(".")[0] not in ("torch", "eventloop"):
                 raise CheckpointError(
