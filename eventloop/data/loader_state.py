@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from eventloop.data.loader_info import dispatches, is_of_torchdata, parts_of
+from eventloop.data.loader_info import dispatches, is_of_torchdata, parts_of, why_not_by_index
 from eventloop.data.rng import generators_in, put_states, rng_state, set_rng_state, states_of
 
 _errors: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # results of `state_dict_error`
@@ -32,11 +32,6 @@ def samplers_of(loader: Iterable[Any] | None) -> dict[str, Any]:
     The paths are `sampler`, `batch_sampler.sampler` and `batch_sampler`.
     """
     return _found(parts_of(loader), _samplers)
-
-
-def datasets_of(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """Return the data sets of a loader and of its parts, each once, by the path of the attribute."""
-    return _found(parts_of(loader), _datasets)
 
 
 def _datasets(part: Any) -> list[tuple[str, Any]]:
@@ -182,6 +177,16 @@ def state_falls_short(loader: Any) -> bool:
     )
 
 
+def has_own_state(loader: Any) -> bool:
+    """Return whether a loader resumes by its own state, which is of one rank."""
+    return saves_itself(loader) and not state_falls_short(loader)
+
+
+def reads_by_index(loader: Any) -> bool:
+    """Return whether a pass over a loader is resumed by its lists of indices alone."""
+    return why_not_by_index(loader) is None and not has_own_state(loader)
+
+
 def reset_iterators(loader: Any) -> None:
     """Let torchdata's loaders open their next pass like a second one, which draws a seed.
 
@@ -229,7 +234,7 @@ def _streamed_here(part: Any) -> list[tuple[str, Any]]:
 def _with_state(loader: Iterable[Any] | None) -> dict[str, Any]:
     """Return the `stateful_parts`; none if the loader saves its own state, because that includes theirs."""
     parts = stateful_parts(loader)
-    return {} if parts and saves_itself(loader) and not state_falls_short(loader) else parts
+    return {} if parts and has_own_state(loader) else parts
 
 
 def _load_sampler(sampler: Any, state: Any) -> None:

@@ -22,13 +22,14 @@ from eventloop.data.loader_state import (
     generators_of,
     own_random_state,
     random_state,
+    reads_by_index,
     reset_iterators,
     set_epoch,
     set_generators,
     set_random_state,
     set_samplers,
 )
-from eventloop.data.readers import Reader, reader_of, reads_by_index
+from eventloop.data.readers import Reader, reader_of
 from eventloop.data.resumable_loader import rest_of, samples_of_step
 from eventloop.data.rng import put_states, set_rng_state, without_state
 from eventloop.data.trainer_parts import TrainerParts, Within

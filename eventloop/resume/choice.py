@@ -105,6 +105,8 @@ def find(
     watched: Sequence[str],
     check: Check | None,
     read: Read,
+    *,
+    with_last: bool,
 ) -> Loaded:
     """Read the checkpoint that a path or a name denotes, as this process sees the directories.
 
@@ -114,6 +116,7 @@ def find(
         watched: the metrics of "best": the first of them for which there is a best checkpoint counts.
         check: an additional check of the states that "auto" and "best" choose from.
         read: reads one checkpoint.
+        with_last: also scan `places` for the last sequence number if a path needs no scan of them.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
@@ -126,7 +129,7 @@ def find(
         return read_newest(places, check, read)
     if str(path) == "best":
         return read_best(places, check=check, prefer=watched, read=read)
-    place, last = place_of(path, places), scan(*places).last
+    place, last = place_of(path, places), scan(*places).last if with_last else 0
     try:
         return read(place)._replace(path=place, last=last)
     except CheckpointError as error:

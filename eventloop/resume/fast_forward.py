@@ -21,16 +21,7 @@ from eventloop.optim.param_groups import deep_copied
 from eventloop.optim.windows import PROGRESS, PlateauWindow, Window
 
 _OF_GROUPS = frozenset(
-    {
-        "base_lrs",
-        "_last_lr",
-        "lr_lambdas",
-        "max_lrs",
-        "min_lrs",
-        "base_momentums",
-        "max_momentums",
-        "floor",
-    }
+    {"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs", "base_momentums", "max_momentums", "floor"}
 )
 """The entries of schedulers' states that have a value for each param group."""
 

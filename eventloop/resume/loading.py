@@ -16,9 +16,8 @@ from torch.utils.data import DistributedSampler
 
 from eventloop.checkpoint.weights import unwrap
 from eventloop.data.loader_info import is_stream
-from eventloop.data.loader_state import random_state, samplers_of
+from eventloop.data.loader_state import has_own_state, random_state, samplers_of
 from eventloop.data.position import LoaderPosition
-from eventloop.data.readers import has_own_state
 from eventloop.data.rng import module_generators, rng_state, set_module_generators, set_rng_state
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.param_groups import own_schedulers
@@ -258,7 +257,7 @@ _IF_DIVIDED = ", if the ranks divide one order of the samples, as with a Distrib
 
 
 def _has_other_ranks(changes: Iterable[Change]) -> bool:
-    return any(change.name in OF_RANKS for change in changes)
+    return not {change.name for change in changes}.isdisjoint(OF_RANKS)
 
 
 def _is_of_one_rank(loader: Iterable[Any] | None) -> bool:

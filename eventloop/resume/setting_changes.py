@@ -1,6 +1,6 @@
 """Describe the settings that differ between a run and its resumed continuation.
 
-`Settings` finds the changes, and `TrainerState` logs or refuses them.
+`Settings` finds the changes, `checking` refuses them, and `loading` words the lines that are logged.
 """
 
 from __future__ import annotations

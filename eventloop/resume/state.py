@@ -110,7 +110,7 @@ class TrainerState:
     def directories(self) -> list[Path]:
         """Return the directories with the run's checkpoints, `checkpoint_dir` first."""
         places: dict[Path, Path] = {}
-        for directory in (self._trainer.checkpoint_dir, *(each.path for each in self._directories)):
+        for directory in (self._trainer.checkpoint_dir, *[each.path for each in self._directories]):
             places.setdefault(directory.resolve(), directory)
         return list(places.values())
 
@@ -279,7 +279,7 @@ class TrainerState:
 
         def find_one(read: Read) -> Loaded:
             self.finish_saves()  # a checkpoint that is being written counts
-            return find(path, self.directories, self._watched, check, read)
+            return find(path, self.directories, self._watched, check, read, with_last=together)
 
         live = unwrap(self._trainer.model).state_dict().get
         if not together:
