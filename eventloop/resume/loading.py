@@ -39,7 +39,7 @@ RATE_STAYS_ZERO = (
 )
 
 
-def load_hooks(hooks: Iterable[Any], checkpoint: Mapping[str, Any], rollback: Rollback) -> list[str]:
+def load_hooks(hooks: Collection[Any], checkpoint: Mapping[str, Any], rollback: Rollback) -> list[str]:
     """Load the states of the hooks; return a line for each hook without a state, and state without a hook.
 
     Args:
