@@ -35,7 +35,8 @@ from eventloop.hooks.hook import check_events
 from eventloop.model import average_checkpoint
 from eventloop.optim.optimizers import Optimizers
 from eventloop.registry import HOOKS, WRITERS, build, find_class
-from eventloop.resume.hook_states import as_saved, load_hooks, log_mismatches
+from eventloop.resume.gathering import as_saved
+from eventloop.resume.loading import load_hooks
 from eventloop.resume.state import TrainerState
 from eventloop.state.rollback import Rollback
 from eventloop.stops.signals import StopSignals
@@ -266,8 +267,9 @@ class Attachment:
         self._announce(trainer, AfterLoadCheckpoint, checkpoint)
         rollback = Rollback(source)
         with rollback, rollback:
-            load_hooks(trainer.hooks, checkpoint, rollback)
-        log_mismatches(trainer.hooks, checkpoint["hooks"], source)
+            lines = load_hooks(trainer.hooks, checkpoint, rollback)
+        for line in lines:
+            logger.warning("%s", line)
 
     def _announce(self, trainer: DrivenTrainer, event_type: type[Event], checkpoint: dict[str, Any]) -> None:
         """Emit an event whose handlers may change the checkpoint."""

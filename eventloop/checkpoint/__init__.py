@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from eventloop.checkpoint.directory import find_checkpoints as find_checkpoints
     from eventloop.checkpoint.manifest import read_manifest as read_manifest
+    from eventloop.checkpoint.manifest import verify_checkpoint as verify_checkpoint
     from eventloop.checkpoint.sharded.load import load_sharded as load_sharded
     from eventloop.checkpoint.store import latest_checkpoint as latest_checkpoint
     from eventloop.checkpoint.store import load_best as load_best
     from eventloop.checkpoint.store import load_checkpoint as load_checkpoint
     from eventloop.checkpoint.store import load_newest as load_newest
     from eventloop.checkpoint.store import save_checkpoint as save_checkpoint
-    from eventloop.checkpoint.verify import verify_checkpoint as verify_checkpoint
     from eventloop.util.errors import CheckpointError as CheckpointError
 
 _MODULES = {
@@ -33,7 +33,7 @@ _MODULES = {
     "load_newest": "store",
     "load_sharded": "sharded.load",
     "save_checkpoint": "store",
-    "verify_checkpoint": "verify",
+    "verify_checkpoint": "manifest",
     "read_manifest": "manifest",
 }
 

@@ -17,8 +17,13 @@ from pathlib import Path
 import msgspec
 
 from eventloop.checkpoint.directory import Found, scan
-from eventloop.checkpoint.manifest import read_manifest
-from eventloop.checkpoint.verify import SAFETENSORS, check_sizes, verify_checkpoint, verify_published
+from eventloop.checkpoint.manifest import (
+    SAFETENSORS,
+    check_sizes,
+    read_manifest,
+    verify_checkpoint,
+    verify_published,
+)
 from eventloop.state.keys import NEEDED
 from eventloop.temporary.leftovers import is_alive, leftovers
 from eventloop.temporary.names import process_of

@@ -26,9 +26,8 @@ from eventloop.checkpoint.commit import PAYLOAD, commit
 from eventloop.checkpoint.directory import MOST_SCANS, SUFFIXES, Found, find_checkpoints, scan
 from eventloop.checkpoint.disk import DISK, Disk
 from eventloop.checkpoint.external_weights import as_checkpoint, read_safetensors, whole_objects
-from eventloop.checkpoint.manifest import Label, Manifest, read_identified
+from eventloop.checkpoint.manifest import SAFETENSORS, Label, Manifest, open_verified, read_identified
 from eventloop.checkpoint.serialize import serialize
-from eventloop.checkpoint.verify import SAFETENSORS, open_verified
 from eventloop.util.errors import CheckpointError
 from eventloop.util.suggest import suggest
 
@@ -91,12 +90,14 @@ class Loaded(NamedTuple):
         state: its state.
         sha256: the SHA-256 of its manifest, which identifies all its bytes; "" for a single file.
         shards: the shards that are not read yet, if several ranks have written it.
+        last: the last sequence number of the directories that were scanned for it, before it was read.
     """
 
     path: Path
     state: dict[str, Any]
     sha256: str = ""
     shards: Shards | None = None
+    last: int = 0
 
 
 def read_checkpoint(
@@ -188,18 +189,18 @@ def _with_own_bytes(value: Any) -> Any:
     of the storage, wherever the vector begins, and ends the process if it finds something else there.
     """
     if isinstance(value, torch.Tensor):
-        alone = (
-            value.dtype != torch.uint8 or value.ndim != 1 or value.numel() == value.untyped_storage().nbytes()
-        )
-        return value if alone else value.clone()
-    if type(value) is dict:
-        for key, item in value.items():
-            value[key] = _with_own_bytes(item)
-    elif type(value) is list:
-        value[:] = map(_with_own_bytes, value)
-    elif type(value) is tuple:
-        return tuple(map(_with_own_bytes, value))
+        shares = value.dtype == torch.uint8 and value.ndim == 1
+        return value.clone() if shares and value.numel() != value.untyped_storage().nbytes() else value
+    if type(value) is tuple:
+        return tuple([_with_own_bytes(item) if isinstance(item, _NESTED) else item for item in value])
+    if type(value) in (dict, list):
+        for key, item in value.items() if type(value) is dict else enumerate(value):
+            if isinstance(item, _NESTED):
+                value[key] = _with_own_bytes(item)
     return value
+
+
+_NESTED = (torch.Tensor, dict, list, tuple)
 
 
 Check = Callable[[dict[str, Any], str], object]
@@ -343,7 +344,7 @@ def _first_whole(
                 continue
             for reason in passed:
                 logger.warning("passed over for %s: %s", path, reason)
-            return found, loaded
+            return found, loaded._replace(last=found.last)
         if not gone:
             break
     reasons = "".join(f"; {reason}" for reason in passed)

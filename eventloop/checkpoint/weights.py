@@ -9,7 +9,7 @@ import copy
 import itertools
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -108,21 +108,22 @@ def check_model_state(
     """
     refuse_old_shards(f"loading {source}", model)
     own, free = model.state_dict(), _loading_by_themselves(model)
+    others = [name for name in own if name in state and not _are_alike(own[name], state[name])]
     wrong = [
         f"{name}: the checkpoint has {_shape(state[name])}, the model {_shape(own[name])}"
-        for name in own
-        if name in state and not is_lazy(own[name]) and _shape(state[name]) != _shape(own[name])
+        for name in others
+        if not is_lazy(own[name]) and _shape(state[name]) != _shape(own[name])
         if not name.startswith(free) and not is_extra_state(name)
     ]  # a lazy module takes the shape that is loaded
     wrong += [
         f"{name}: the checkpoint has {what}, the model {_kind(own[name])}, which cannot hold it"
-        for name in own
-        if name in state and not name.startswith(free) and (what := _not_held(own[name], state[name]))
+        for name in others
+        if not name.startswith(free) and (what := _not_held(own[name], state[name]))
     ]
     wrong += [
         f"{name}: the checkpoint has the layout {_layout(state[name])}, the model {_layout(own[name])}"
-        for name in own
-        if name in state and is_dtensor(state[name]) and _layout(state[name]) != _layout(own[name])
+        for name in others
+        if is_dtensor(state[name]) and _layout(state[name]) != _layout(own[name])
     ]
     strangers = [
         f"{name}: {_shape(own[name])} in the model, not in the checkpoint"
@@ -140,6 +141,12 @@ def check_model_state(
         advice = renaming_advice(own, state) + _ADVICE if named else _ADVICE
         raise CheckpointError(f"{source} does not fit the model; nothing was loaded:\n  {lines}\n{advice}")
     return strangers
+
+
+def _are_alike(own: Any, saved: Any) -> bool:
+    """Return whether two values are plain tensors of one shape and type, as most are."""
+    plain = type(own) is torch.Tensor and type(saved) is torch.Tensor
+    return plain and own.shape == saved.shape and own.dtype == saved.dtype
 
 
 def renaming_advice(own: Mapping[str, Any], state: Mapping[str, Any]) -> str:
@@ -260,42 +267,44 @@ def in_parts(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, A
 def _loading_by_themselves(model: torch.nn.Module) -> tuple[str, ...]:
     """Return the prefixes, in the state dict, of the modules that override `_load_from_state_dict`."""
     return tuple(
-        f"{name}." if name else ""
-        for name, module in model.named_modules(remove_duplicate=False)
-        if not _is_of_torch(module._load_from_state_dict)
+        [
+            f"{name}." if name else ""
+            for name, module in model.named_modules(remove_duplicate=False)
+            if not str(getattr(module._load_from_state_dict, "__module__", "")).startswith(_TORCH)
+        ]
     )
 
 
-def _is_of_torch(function: Any) -> bool:
-    return str(getattr(function, "__module__", "")).startswith("torch.nn.modules.")
+_TORCH, _FSDP2 = "torch.nn.modules.", "torch.distributed.fsdp."
+
+
+def _are_of(package: str, functions: Iterable[Any]) -> bool:
+    """Return whether all functions are defined in the modules of a package."""
+    return not [each for each in functions if not str(getattr(each, "__module__", "")).startswith(package)]
 
 
 def _may_be_refused(model: torch.nn.Module, state: Mapping[str, Any]) -> bool:
     """Return whether loading might fail, because it does more than copy dense tensors."""
     own = model.state_dict()
-    plain = all(_is_plain(own[name]) and _is_plain(state[name]) for name in own if name in state)
-    return not (plain and all(map(_is_plainly_loaded, model.modules())))
+    tensors = [value for name in own if name in state for value in (own[name], state[name])]
+    functions, hooks = list[Any](), list[Any]()
+    for module in model.modules():
+        functions += (module.load_state_dict, module._load_from_state_dict, module.set_extra_state)
+        hooks += module._load_state_dict_pre_hooks.values()
+        hooks += module._load_state_dict_post_hooks.values()
+    # hooks of FSDP2 only let go of gathered weights, and refuse nothing
+    return not (all(map(_is_plain, tensors)) and _are_of(_TORCH, functions) and _are_of(_FSDP2, hooks))
 
 
 def _is_plain(value: Any) -> bool:
     """Return whether a value is a dense tensor that can be copied into any other tensor of its shape."""
-    value = local_part(value)
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        value = local_part(value)
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter)
         and value.layout is torch.strided
         and not (value.is_quantized or value.is_meta or value.is_complex())
     )
-
-
-def _is_plainly_loaded(module: torch.nn.Module) -> bool:
-    hooks = (*module._load_state_dict_pre_hooks.values(), *module._load_state_dict_post_hooks.values())
-    functions = (module.load_state_dict, module._load_from_state_dict, module.set_extra_state)
-    return all(map(_is_of_fsdp2, hooks)) and all(map(_is_of_torch, functions))
-
-
-def _is_of_fsdp2(hook: Any) -> bool:
-    """Return whether a hook is FSDP2's: these only let go of gathered weights, and refuse nothing."""
-    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
 
 
 def _not_held(own: Any, saved: Any) -> str:

@@ -10,8 +10,8 @@ import msgspec
 
 from eventloop._version import __version__
 from eventloop.checkpoint.listing import Inventory, Item, Leftover
+from eventloop.checkpoint.manifest import published_digits
 from eventloop.checkpoint.prune import Plan
-from eventloop.checkpoint.verify import published_digits
 from eventloop.util.formatting import on_a_line
 from eventloop.util.surrogates import without_surrogates
 

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from eventloop.data.loader_info import dispatches, is_of_torchdata, parts_of
+from eventloop.data.loader_info import dispatches, is_of_torchdata, parts_of, why_not_by_index
 from eventloop.data.rng import generators_in, put_states, rng_state, set_rng_state, states_of
 
 _errors: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # results of `state_dict_error`
@@ -31,12 +31,11 @@ def samplers_of(loader: Iterable[Any] | None) -> dict[str, Any]:
 
     The paths are `sampler`, `batch_sampler.sampler` and `batch_sampler`.
     """
-    return _found(loader, _samplers)
+    return _found(parts_of(loader), _samplers)
 
 
-def datasets_of(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """Return the data sets of a loader and of its parts, each once, by the path of the attribute."""
-    return _found(loader, lambda part: [("dataset", getattr(part, "dataset", None))])
+def _datasets(part: Any) -> list[tuple[str, Any]]:
+    return [("dataset", getattr(part, "dataset", None))]
 
 
 def _samplers(part: Any) -> list[tuple[str, Any]]:
@@ -48,9 +47,9 @@ def _samplers(part: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _found(loader: Any, within: Callable[[Any], list[tuple[str, Any]]]) -> dict[str, Any]:
+def _found(parts: Mapping[str, Any], within: Callable[[Any], list[tuple[str, Any]]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for path, part in parts_of(loader).items():
+    for path, part in parts.items():
         for place, value in within(part):
             if value is not None and all(value is not other for other in found.values()):
                 found[f"{path}.{place}" if path else place] = value
@@ -93,7 +92,7 @@ def own_random_state(loader: Iterable[Any] | None) -> dict[str, Any]:
 
 def generator_states(loader: Iterable[Any] | None) -> dict[str, Any]:
     """Return the states of a loader's own generators; this calls no code of loaders and samplers."""
-    return states_of(_generators(loader))
+    return states_of(generators_of(loader))
 
 
 def set_random_state(
@@ -132,13 +131,7 @@ def set_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> N
         loader: the loader.
         states: the states by the path of the attribute that held the generator.
     """
-    put_states(_generators(loader), states)
-
-
-def lost_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> list[str]:
-    """Return the attribute paths of a loader's generators for which no fitting state was saved."""
-    own = generator_states(loader)
-    return [place for place, state in own.items() if states.get(place, [None])[0] != state[0]]
+    put_states(generators_of(loader), states)
 
 
 def saves_itself(loader: Any) -> bool:
@@ -184,6 +177,16 @@ def state_falls_short(loader: Any) -> bool:
     )
 
 
+def has_own_state(loader: Any) -> bool:
+    """Return whether a loader resumes by its own state, which is of one rank."""
+    return saves_itself(loader) and not state_falls_short(loader)
+
+
+def reads_by_index(loader: Any) -> bool:
+    """Return whether a pass over a loader is resumed by its lists of indices alone."""
+    return why_not_by_index(loader) is None and not has_own_state(loader)
+
+
 def reset_iterators(loader: Any) -> None:
     """Let torchdata's loaders open their next pass like a second one, which draws a seed.
 
@@ -205,9 +208,11 @@ def _state_error(loader: Any) -> str:
     return ""
 
 
-def _generators(loader: Iterable[Any] | None) -> dict[str, Any]:
-    parts = {path or "loader": part for path, part in parts_of(loader).items()}
-    return generators_in({**parts, **samplers_of(loader), **datasets_of(loader)})
+def generators_of(loader: Iterable[Any] | None) -> dict[str, Any]:
+    """Return a loader's own generators, by the path of the attribute."""
+    parts = parts_of(loader)
+    named = {path or "loader": part for path, part in parts.items()}
+    return generators_in({**named, **_found(parts, _samplers), **_found(parts, _datasets)})
 
 
 def stateful_parts(loader: Iterable[Any] | None) -> dict[str, Any]:
@@ -215,8 +220,9 @@ def stateful_parts(loader: Iterable[Any] | None) -> dict[str, Any]:
 
     They are the samplers with a `state_dict`, and each IterableDataset that has one and is read by no worker.
     """
-    samplers = {place: each for place, each in samplers_of(loader).items() if has_state_dict(each)}
-    return samplers | _found(loader, _streamed_here)
+    parts = parts_of(loader)
+    samplers = {place: each for place, each in _found(parts, _samplers).items() if has_state_dict(each)}
+    return samplers | _found(parts, _streamed_here)
 
 
 def _streamed_here(part: Any) -> list[tuple[str, Any]]:
@@ -228,7 +234,7 @@ def _streamed_here(part: Any) -> list[tuple[str, Any]]:
 def _with_state(loader: Iterable[Any] | None) -> dict[str, Any]:
     """Return the `stateful_parts`; none if the loader saves its own state, because that includes theirs."""
     parts = stateful_parts(loader)
-    return {} if parts and saves_itself(loader) and not state_falls_short(loader) else parts
+    return {} if parts and has_own_state(loader) else parts
 
 
 def _load_sampler(sampler: Any, state: Any) -> None:

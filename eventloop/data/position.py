@@ -19,17 +19,19 @@ from eventloop.data.limits import Accumulator
 from eventloop.data.loader_info import named_loaders, of_loader, to_device
 from eventloop.data.loader_state import (
     generator_states,
-    lost_generators,
+    generators_of,
     own_random_state,
     random_state,
+    reads_by_index,
     reset_iterators,
     set_epoch,
     set_generators,
     set_random_state,
     set_samplers,
 )
-from eventloop.data.readers import Reader, reader_of, reads_by_index
+from eventloop.data.readers import Reader, reader_of
 from eventloop.data.resumable_loader import rest_of, samples_of_step
+from eventloop.data.rng import put_states, set_rng_state, without_state
 from eventloop.data.trainer_parts import TrainerParts, Within
 
 logger = logging.getLogger("eventloop")
@@ -170,7 +172,7 @@ class LoaderPosition:
                 because it opens that pass from its beginning.
         """
         if "generators" in self._own:
-            _restore_generators(loader, self._own.pop("generators"))
+            _restore(generators_of(loader), self._own.pop("generators"))
         samplers = self._own.pop("samplers", {})
         if opening:
             set_samplers(loader, samplers)
@@ -249,14 +251,16 @@ class LoaderPosition:
         self._loader_state = state.get("loader", {})
         self.evaluated = int(state["evaluated"])
         self._resuming = self.batches > 0
+        generators = generators_of(self._trainer.loader)
         if self._opened_with:  # a malformed state is refused now, not when the pass is opened
-            set_random_state(self._trainer.loader, self._opened_with)
+            set_rng_state(self._opened_with["rng"])
+            put_states(generators, self._opened_with["generators"])
         if self._trainer.loader is not None:  # an evaluation before the next pass may draw from them
-            _restore_generators(self._trainer.loader, self._own.pop("generators"))
+            _restore(generators, self._own.pop("generators"))
         evaluations = state.get("evaluations", {})
         for mode, loader in self._evaluated_on().items():
             if mode in evaluations:
-                _restore_generators(loader, evaluations[mode])
+                _restore(generators_of(loader), evaluations[mode])
 
     def _evaluated_on(self) -> dict[str, Iterable[Any]]:
         """Return the evaluation loaders by mode, or by "val/name", without the train loader."""
@@ -293,9 +297,9 @@ class LoaderPosition:
         Returns:
             Where the pass continues, for the log; "" at the beginning of a pass.
         """
-        step, samples = self._samples_of_step(loader), self._samples
         if not self.batches:
             return ""
+        step, samples = self._samples_of_step(loader), self._samples
         if same_data and step and samples:
             if samples == self.batches * step:
                 return "the steps have the same samples"
@@ -353,12 +357,12 @@ def batches_of_update(
         accumulator.add_batch(trainer)
 
 
-def _restore_generators(loader: Iterable[Any], saved: Mapping[str, Any]) -> None:
+def _restore(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Restore a loader's own generators, and log those without a state in the checkpoint."""
-    if lost := lost_generators(loader, saved):
+    if lost := without_state(generators, saved):
         logger.warning(
             "the samples may not be those of the interrupted run, as the checkpoint has no state of %s: "
             "resume with the loader of that run",
             ", ".join(lost),
         )
-    set_generators(loader, saved)
+    put_states(generators, saved)

@@ -39,11 +39,11 @@ from eventloop.data.index_reader import IndexReader
 from eventloop.data.limits import first
 from eventloop.data.loader_info import has_workers, is_stream, parts_of, why_not_by_index
 from eventloop.data.loader_state import (
+    has_own_state,
     random_state,
     saves_itself,
     set_random_state,
     state_dict_error,
-    state_falls_short,
 )
 from eventloop.data.plain_reader import PlainReader
 from eventloop.state.plain_values import plain
@@ -74,16 +74,6 @@ class Reader(Protocol):
 
     def load_state_dict(self, loader: Any, state: Mapping[str, Any]) -> None:
         """Restore a saved state for the next `open`."""
-
-
-def has_own_state(loader: Iterable[Any]) -> bool:
-    """Return whether a loader resumes by its own state, which is of one rank."""
-    return saves_itself(loader) and not state_falls_short(loader)
-
-
-def reads_by_index(loader: Iterable[Any]) -> bool:
-    """Return whether a pass over a loader is resumed by its lists of indices alone."""
-    return why_not_by_index(loader) is None and not has_own_state(loader)
 
 
 def reader_of(loader: Iterable[Any]) -> Reader:

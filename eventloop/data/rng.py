@@ -114,6 +114,11 @@ def put_states(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
             _restore(generator, saved[place][1:])
 
 
+def without_state(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    """Return the places of generators for which no state of the same kind was saved."""
+    return [place for place, each in generators.items() if saved.get(place, [None])[0] != _kind(each)]
+
+
 def _kind(generator: _Generator) -> str:
     """Return the kind of a generator; a state can be restored only to a generator of the same kind."""
     if isinstance(generator, np.random.Generator):

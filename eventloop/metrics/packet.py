@@ -148,6 +148,8 @@ class Readings:
     def read_with(self, rows: list[Row]) -> None:
         """Read all packets, then rows that are not collected yet; rows that cannot be read are removed."""
         self.read()
+        if not rows:
+            return
         unread = read_rows(rows, None)
         self._check(rows)
         self._append(rows)
@@ -199,7 +201,7 @@ class Readings:
                 )
 
     def _append(self, rows: list[Row]) -> None:
-        for block in blocks_of(rows):
+        for block in blocks_of(rows) if rows else ():
             iterations = [row.iteration for row in block.rows]
             for name, values in zip(block.shape.names, block.columns, strict=True):
                 history = self.histories.get(name)

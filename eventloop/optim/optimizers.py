@@ -218,10 +218,11 @@ def load_optimizer_state(
         with refusing(f"{source} has a state that the optimizer{f' {name!r}' if name else ''} refuses"):
             own = _in_parts(each, own, f"{source}: {_place(name)}")
             each.load_state_dict(own)
-            if of_torch and not converts:
-                _unconvert(each, own)
             if of_torch:
-                _align(each)
+                numbers = (
+                    {} if converts else {parameter: number for number, parameter in _by_number(each, own)}
+                )
+                _restore_types(each, {p: own["state"][n] for p, n in numbers.items() if n in own["state"]})
 
 
 def loads_as_torch(optimizer: Any) -> bool:
@@ -237,7 +238,7 @@ def _plainly(optimizer: torch.optim.Optimizer) -> bool:
 
 def _in_parts(optimizer: Any, saved: Any, what: str) -> Any:
     """Return the state with this rank's parts of the whole tensors that belong to DTensors."""
-    if not any(is_dtensor(each) for group in optimizer.param_groups for each in group["params"]):
+    if not any(map(is_dtensor, [each for group in optimizer.param_groups for each in group["params"]])):
         return saved
     states = dict(saved["state"])
     for number, parameter in _by_number(optimizer, saved):
@@ -265,55 +266,47 @@ def _part(value: Any, key: str, parameter: Any, what: str) -> Any:
 
 def _by_number(optimizer: Any, saved: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
     """Yield the numbers of the saved states with the parameters to which they belong."""
-    numbers = (number for group in saved["param_groups"] for number in group["params"])
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return zip(numbers, parameters, strict=True)
 
 
-def _unconvert(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    for number, parameter in _by_number(optimizer, saved):
-        if number in saved["state"]:
-            optimizer.state[parameter] = _typed(optimizer.state[parameter], saved["state"][number])
+def _restore_types(optimizer: torch.optim.Optimizer, saved: Mapping[Any, Any]) -> None:
+    """Give loaded values the types of the saved ones, and memory that begins as that of new ones.
 
+    Tensors on the CPU may begin within a file's memory. PyTorch's sums round by the position of the numbers
+    in memory, so LBFGS would go on with other weights.
 
-def _align(optimizer: torch.optim.Optimizer) -> None:
-    """Copy tensors on the CPU that begin within a file's memory to memory of their own, as new ones have.
-
-    PyTorch's sums round by the position of the numbers in memory, so LBFGS would go on with other weights.
+    Args:
+        saved: the saved states by parameter; a value without a saved one keeps its type.
     """
     copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
 
-    def aligned(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: aligned(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [*map(aligned, value)]
-        if type(value) is not torch.Tensor or value.layout is not torch.strided or not value.is_cpu:
-            return value
-        if value.data_ptr() % 64 == 0:
-            return value
-        place = value.data_ptr(), value.shape
+    def restored(loaded: Any, saved: Any) -> Any:
+        if isinstance(loaded, dict):
+            known = saved if isinstance(saved, Mapping) else {}
+            # "step" stays as loaded: PyTorch decides its device and type
+            return {k: restored(v, known.get(k) if k != "step" else None) for k, v in loaded.items()}
+        if isinstance(loaded, list):
+            alike = isinstance(saved, list | tuple) and len(saved) == len(loaded)
+            return [*map(restored, loaded, saved if alike else [None] * len(loaded))]
+        if (
+            isinstance(loaded, torch.Tensor)
+            and isinstance(saved, torch.Tensor)
+            and loaded.dtype != saved.dtype
+        ):
+            loaded = saved.to(loaded.device)
+        if type(loaded) is not torch.Tensor or loaded.layout is not torch.strided or not loaded.is_cpu:
+            return loaded
+        if loaded.data_ptr() % 64 == 0:
+            return loaded
+        place = loaded.data_ptr(), loaded.shape
         if place not in copies:
-            copies[place] = value.clone()
+            copies[place] = loaded.clone()
         return copies[place]
 
     for parameter, state in optimizer.state.items():
-        optimizer.state[parameter] = aligned(state)
-
-
-def _typed(loaded: Any, saved: Any) -> Any:
-    """Return the loaded value, or the saved one if its type differs."""
-    if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
-        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
-    if type(loaded) is dict and isinstance(saved, Mapping):
-        # "step" stays as loaded: PyTorch decides its device and type
-        return {
-            key: _typed(value, saved[key]) if key in saved and key != "step" else value
-            for key, value in loaded.items()
-        }
-    if type(loaded) is list and isinstance(saved, list | tuple) and len(saved) == len(loaded):
-        return [_typed(*pair) for pair in zip(loaded, saved, strict=True)]
-    return loaded
+        optimizer.state[parameter] = restored(state, saved.get(parameter))
 
 
 def check_optimizers(optimizer: Any, checkpoint: Mapping[str, Any], source: object) -> None:

@@ -10,7 +10,8 @@ as if there were none, whatever it computes from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +39,37 @@ def groups_of(optimizer: Any) -> list[Group]:
     if isinstance(optimizer, torch.optim.Optimizer):
         return optimizer.param_groups
     return [group for each in named_optimizers(optimizer).values() for group in each.param_groups]
+
+
+def without_parameters(group: Mapping[str, Any]) -> Group:
+    """Return a copy of a param group without its parameters."""
+    kept = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+    return {k: v if type(v) in (float, int, bool) else deep_copied(v) for k, v in kept.items()}
+
+
+def deep_copied(value: Any) -> Any:
+    """Return a deep copy of a value; an object of the user's that cannot be copied is returned as it is."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # no schedule reads it
+        return value
+
+
+def own_schedulers(schedulers: Iterable[Any], optimizer: Any) -> list[int]:
+    """Return the indices of the schedulers of one optimizer."""
+    owners = [getattr(scheduler, "optimizer", None) for scheduler in schedulers]
+    return [number for number, owner in enumerate(owners) if owner is optimizer]
+
+
+def scheduled(group: Mapping[str, Any]) -> list[str]:
+    """Return the names of the scheduled values of a param group: those with a key `initial_<name>`."""
+    names = [key.removeprefix("initial_") for key in group if key.startswith("initial_")]
+    return [name for name in names if name in group or (name == "momentum" and "betas" in group)]
+
+
+def value_name(key: str) -> str:
+    """Return the name of the scheduled value that a param group's key holds: "momentum" for `betas`."""
+    return "momentum" if key == "betas" else key
 
 
 def check_has_value(optimizer: torch.optim.Optimizer, name: str) -> None:

@@ -1,9 +1,9 @@
 """Give each directory that a run writes one live owner, also on a shared file system without locks.
 
-Start with `acquiring`, which acquires a directory, waits or refuses. `records` reads and writes the files,
-`owner` decides whether the run that wrote one lives, `holding` gives signs of life and releases directories,
-and `run_ownership` owns all directories of a trainer's run. The package imports `temporary` and `util`, and
-no torch: what a run needs of its checkpoints and of other ranks is given to it as functions.
+Start with `acquiring`, which acquires a directory, waits or refuses. `owner` reads and writes the records of
+owners, and decides whether the run that wrote one lives, `holding` gives signs of life and releases
+directories, and `run_ownership` owns all directories of a trainer's run. The package imports `temporary` and
+`util`, and no torch: what a run needs of its checkpoints and of other ranks is given to it as functions.
 
 A run creates its record, and then looks for the records of others. Of two runs that begin at one moment at
 least one finds the other, so both never own the directory. That needs a file system that lists a file once it

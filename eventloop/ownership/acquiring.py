@@ -13,8 +13,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from eventloop.ownership.holding import Heartbeat, Held
-from eventloop.ownership.owner import Owner, owners_in, read_owner
-from eventloop.ownership.records import Record, State, new_path
+from eventloop.ownership.owner import Owner, Record, State, new_path, owners_in, read_owner
 from eventloop.temporary.leftovers import running_saves
 from eventloop.temporary.names import process_of
 from eventloop.temporary.process_identity import this_process

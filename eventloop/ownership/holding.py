@@ -17,8 +17,7 @@ from time import monotonic
 
 import msgspec
 
-from eventloop.ownership.owner import held, owners_in
-from eventloop.ownership.records import Record, State, create_record, write_record
+from eventloop.ownership.owner import Record, State, create_record, held, owners_in, write_record
 from eventloop.util.text import error_text
 
 logger = logging.getLogger("eventloop")

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from eventloop.ownership.acquiring import acquire, await_end
 from eventloop.ownership.holding import Heartbeat, Held
-from eventloop.ownership.owner import read_owner
-from eventloop.ownership.records import State
+from eventloop.ownership.owner import State, read_owner
 from eventloop.ownership.status import Outcome
 from eventloop.temporary.leftovers import remove_dead
 from eventloop.util.errors import WorkDirInUseError
@@ -142,16 +141,16 @@ class RunOwnership:
 
     def _refuse_saved_since(self) -> None:
         """Refuse to train if another run has saved since the trainer resumed: both would train the same."""
-        if self._newest is None or (newest := self._last_sequence()) <= self._newest:
+        if (
+            self._newest is None
+            or (newest := self._sequence_in(places := self._places()[1:])) <= self._newest
+        ):
             return
-        places = " and ".join(map(str, self._places()[1:]))
+        there = " and ".join(map(str, places))
         raise WorkDirInUseError(
-            f"another run has saved in {places} since this one resumed (sequence number {newest}, at the "
+            f"another run has saved in {there} since this one resumed (sequence number {newest}, at the "
             f"resume {self._newest}): call trainer.resume() again, just before trainer.train()"
         )
-
-    def _last_sequence(self) -> int:
-        return self._sequence_in(self._places()[1:])
 
     def _report_lost(self, directory: Path) -> None:
         self.lost = True
@@ -168,15 +167,11 @@ class RunOwnership:
 
     # --- a resume ------------------------------------------------------------------------------------------
 
-    def await_last_sequence(self) -> int:
-        """Wait for a run that is ending in the directories, and return the last sequence number there.
-
-        A trainer that is in a run of its own does not wait.
-        """
+    def await_end(self) -> None:
+        """Wait for a run that is ending in the directories, unless the trainer is in a run of its own."""
         if not self._owns:
             with suppress(OSError):  # a directory that cannot be read
                 await_end(self._directories())
-        return self._last_sequence()
 
     def resumed_from(self, path: Path, newest: int) -> None:
         """Record the last sequence number at a resume, if the checkpoint is in a directory of the run."""

@@ -14,10 +14,12 @@ import torch
 
 from eventloop.checkpoint.weights import OWN, unwrap
 from eventloop.optim.optimizers import check_optimizers, loads_as_torch, named_optimizers
+from eventloop.optim.param_groups import own_schedulers, without_parameters
 from eventloop.optim.parameter_names import alike_without_a_name, labels_of, parameter_names
-from eventloop.resume.fast_forward import by_group, own_schedulers, without_parameters
+from eventloop.resume.fast_forward import by_group
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.setting_changes import Change
+from eventloop.state.containers import copied
 from eventloop.state.schema import refusing
 from eventloop.util.errors import CheckpointError
 
@@ -49,6 +51,8 @@ class ByName:
         """The parameters that only the checkpoint's optimizers or only the trainer's have."""
         self.lines: list[str] = []
         """The lines to log if the run continues all the same."""
+        self.new_groups: dict[str, list[int]] = {}
+        """The indices of the param groups that the checkpoint does not have, by optimizer."""
 
     def arrange(self) -> None:
         """Arrange all states; parameters that only one side has are listed in `changes`.
@@ -120,9 +124,11 @@ class ByName:
         if [*places] == [*range(number)]:
             return
         former = self._settings["optimizer"].get(name, [])
-        groups = [{} if place is None else former[place] for place in places]  # {}: a new group
+        groups = [{} if place is None else former[place] for place in places]
+        if new := [index for index, place in enumerate(places) if place is None]:
+            self.new_groups[name] = new
         self._settings["optimizer"] = {**self._settings["optimizer"], name: groups}
-        for index in own_schedulers(self._trainer, optimizer):
+        for index in own_schedulers(self._trainer.schedulers, optimizer):
             kind = type(self._trainer.schedulers[index])
             if kind.__module__.partition(".")[0] not in ("torch", "eventloop"):
                 raise CheckpointError(
@@ -158,23 +164,30 @@ class ByName:
         self.checkpoint["param_schedulers"] = [states[place] for place in order]
 
 
-def follow_renamed(before: Mapping[str, Any], checkpoint: dict[str, Any]) -> None:
+def names_in(checkpoint: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
+    """Return the weights of a checkpoint by name, and its `meta.parameters`, in containers of their own."""
+    weights, meta = checkpoint.get("state_dict"), checkpoint.get("meta")
+    parameters = meta.get("parameters") if isinstance(meta, Mapping) else None
+    return dict(weights) if isinstance(weights, Mapping) else {}, copied(parameters)
+
+
+def follow_renamed(before: tuple[Mapping[str, Any], Any], checkpoint: dict[str, Any]) -> None:
     """Give parameters the names that a handler has given to their weights, wherever a checkpoint names them.
 
     The same tensor under another name was renamed. Then its state in the optimizer is found, too. A handler
     that has changed `meta.parameters` has done so itself.
 
     Args:
-        before: the contents before the handlers of `after_load_checkpoint`, in containers of their own.
+        before: the result of `names_in` before the handlers of `after_load_checkpoint`.
         checkpoint: the contents of the checkpoint after them; not changed in place, except by new values.
     """
-    meta, former, after = checkpoint.get("meta"), before.get("state_dict"), checkpoint.get("state_dict")
-    if not isinstance(meta, Mapping) or not isinstance(former, Mapping) or not isinstance(after, Mapping):
+    (former, known), meta, after = before, checkpoint.get("meta"), checkpoint.get("state_dict")
+    if not isinstance(meta, Mapping) or not isinstance(after, Mapping):
         return
     now = {id(value): name for name, value in after.items()}
     names = {old: now[id(value)] for old, value in former.items() if now.get(id(value), old) != old}
     parameters = meta.get("parameters")
-    if not names or parameters is None or parameters != before["meta"].get("parameters"):
+    if not names or parameters is None or parameters != known:
         return
 
     def renamed(each: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Choose the checkpoint to load, and let every rank read that one.
+"""Find the checkpoint that a path or a name denotes, and let every rank read that one.
 
 A save may end between the looks of two ranks, which would then resume from different checkpoints. So rank 0
 looks, and sends the path and the SHA-256 of the manifest. `TrainerState` uses this module for
@@ -7,17 +7,17 @@ looks, and sends the path and the SHA-256 of the manifest. `TrainerState` uses t
 
 from __future__ import annotations
 
-import hashlib
+import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 
-from eventloop.checkpoint.directory import MOST_SCANS
+from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
+from eventloop.checkpoint.directory import MOST_SCANS, SUFFIXES, find_checkpoints, scan
 from eventloop.checkpoint.manifest import read_identified
 from eventloop.checkpoint.store import (
     Check,
@@ -29,10 +29,7 @@ from eventloop.checkpoint.store import (
     read_small_part,
 )
 from eventloop.checkpoint.weights import LOADS_OWN, OWN
-from eventloop.resume.protocols import ResumableTrainer
-from eventloop.resume.ranks import RankState
-from eventloop.resume.resolve_path import place_of, what_else
-from eventloop.resume.setting_changes import Change, Changed, Choice
+from eventloop.resume.setting_changes import Changed
 from eventloop.state.exchange import (
     decided_by_rank_0,
     gather,
@@ -40,12 +37,13 @@ from eventloop.state.exchange import (
     raised_together,
     this_rank,
 )
-from eventloop.state.schema import refusing
-from eventloop.state.sharded import is_dtensor
 from eventloop.util.errors import CheckpointError
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.sharded.reader import Shards
+
+_FEW = 5  # names of checkpoints in a message
+
 
 ADVICE = (
     "a save may have replaced it meanwhile, or the hosts see different disks: expected a work_dir on a file "
@@ -89,26 +87,6 @@ class Resumed(NamedTuple):
     loader: Iterable[Any] | None
 
 
-class Checked(NamedTuple):
-    """A checkpoint that the trainer can resume from, arranged as its own parameters are.
-
-    Args:
-        checkpoint: the contents of the checkpoint.
-        weights: the weights with which the run continues.
-        changes: the changed settings.
-        choice: which values count where the run could continue with either.
-        rank_state: the state of this rank.
-        lines: lines for the log.
-    """
-
-    checkpoint: Mapping[str, Any]
-    weights: Mapping[str, Any]
-    changes: list[Change]
-    choice: Choice
-    rank_state: RankState
-    lines: list[str]
-
-
 def weights_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the weights with which a resumed run continues."""
     weights: Mapping[str, Any] = checkpoint.get(OWN, checkpoint["state_dict"])
@@ -127,6 +105,8 @@ def find(
     watched: Sequence[str],
     check: Check | None,
     read: Read,
+    *,
+    with_last: bool,
 ) -> Loaded:
     """Read the checkpoint that a path or a name denotes, as this process sees the directories.
 
@@ -136,6 +116,7 @@ def find(
         watched: the metrics of "best": the first of them for which there is a best checkpoint counts.
         check: an additional check of the states that "auto" and "best" choose from.
         read: reads one checkpoint.
+        with_last: also scan `places` for the last sequence number if a path needs no scan of them.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
@@ -148,9 +129,9 @@ def find(
         return read_newest(places, check, read)
     if str(path) == "best":
         return read_best(places, check=check, prefer=watched, read=read)
-    place = place_of(path, places)
+    place, last = place_of(path, places), scan(*places).last if with_last else 0
     try:
-        return read(place)._replace(path=place)
+        return read(place)._replace(path=place, last=last)
     except CheckpointError as error:
         if not place.is_dir():
             raise
@@ -162,6 +143,7 @@ class _Chosen(NamedTuple):
 
     path: Path
     sha256: str
+    last: int
     host: str
 
 
@@ -224,7 +206,7 @@ def _find_alike(look: Callable[[], Loaded], *, again: bool) -> Loaded:
 
         def choose(own: list[Loaded] = own) -> _Chosen:
             own.append(look())
-            return _Chosen(own[0].path, own[0].sha256, socket.gethostname())
+            return _Chosen(own[0].path, own[0].sha256, own[0].last, socket.gethostname())
 
         chosen = decided_by_rank_0(choose)
         try:
@@ -249,7 +231,8 @@ def _read_chosen(chosen: _Chosen) -> Loaded:
     """Read the checkpoint that rank 0 has chosen, on another rank."""
     path = chosen.path.absolute()
     try:
-        loaded = read_small_part(chosen.path, rank=dist.get_rank())._replace(path=chosen.path)
+        loaded = read_small_part(chosen.path, rank=dist.get_rank())
+        loaded = loaded._replace(path=chosen.path, last=chosen.last)
     except (OSError, CheckpointError) as error:
         # never FileNotFoundError: a script that begins anew where there is no checkpoint would do so here
         raise CheckpointError(
@@ -264,65 +247,64 @@ def _read_chosen(chosen: _Chosen) -> Loaded:
     return loaded
 
 
-def check_same_weights(weights: Mapping[str, Any], source: Path) -> None:
-    """Compare the weights that are about to be loaded on all ranks; a collective.
+# --- paths and names ---------------------------------------------------------------------------------------
 
-    All ranks have read the same bytes. A handler of `after_load_checkpoint` that acts on some ranks only, or
-    broken memory, gives one of them other weights all the same, and ranks that train with
-    DistributedDataParallel would stay different for good. The cost is one hash of the weights in host memory,
-    as that of `state.pth` when it was read; with one rank nothing is computed.
+
+def place_of(path: object, places: Sequence[Path]) -> Path:
+    """Return the path of a checkpoint, given its path or its name in one of the run's directories.
+
+    Args:
+        path: the path or the name. A suffix such as ".pth" is dropped if only the name without it exists.
+        places: the directories in which the run saves checkpoints.
 
     Raises:
-        CheckpointError: the weights of a rank differ from rank 0's; the error names these ranks and their
-            hosts.
-        Exception: the weights of a rank cannot be hashed, as without memory; raised on all ranks.
+        FileNotFoundError: there is no such checkpoint.
+        TypeError, ValueError: `path` is not a path or a name.
     """
-    if not has_other_ranks():
-        return
-    with raised_together("the comparison of the weights"):
-        digest = _digest(weights)
-    ranks = gather((this_rank(), digest))
-    expected = ranks[0][1]
-    if others := [(rank, digest) for rank, digest in ranks if digest != expected]:
-        raise CheckpointError(
-            f"{' and '.join(rank for rank, _ in others)} would load other weights of {source} than "
-            f"{ranks[0][0]}: expected the SHA-256 {expected:.8}..., got {others[0][1]:.8}...; all have read "
-            "the same bytes: a handler of after_load_checkpoint changes them on some ranks only, or memory "
-            "is damaged there"
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f'expected "auto", "best", or the path or name of a checkpoint, got {path!r}{_AUTO}')
+    if not str(path):
+        raise ValueError(f'expected "auto", "best", or the path or name of a checkpoint, got ""{_AUTO}')
+    path = Path(path)
+    names = [path.name, path.stem] if path.suffix in SUFFIXES else [path.name]
+    if any((path.parent / name).exists() for name in names):
+        return _one(path, places)
+    folders = places if len(path.parts) == 1 else [path.parent]
+    there = [place / name for place in folders for name in names if (place / name).exists()]
+    if there:
+        return _one(there[0], places)
+    known = [*dict.fromkeys(each.name for place in folders for each in reversed(find_checkpoints(place)))]
+    if known:
+        there_is = "is" if len(known) == 1 else "are"
+        hint = f": there {there_is} {_newest(known)}{_AUTO if folders is places else ''}"
+    else:
+        hint = ", which holds no checkpoint" if folders is places else f": {path.parent} holds no checkpoint"
+    looked = f", nor one of that name in {' or '.join(map(str, places))}" if folders is places else ""
+    raise FileNotFoundError(f"no checkpoint at {path}{looked}{hint}")
+
+
+def what_else(place: Path) -> str:
+    """Return the end of an error message about an unreadable checkpoint: the commands that may help."""
+    command = f"eventloop checkpoints {place.parent} --verify"
+    return f'; "auto" takes the newest intact checkpoint, and `{command}` checks each'
+
+
+_AUTO = ': "auto" takes the newest one'
+
+
+def _one(path: Path, places: Sequence[Path]) -> Path:
+    """Return `path`, or raise FileNotFoundError if it is a directory that is not a checkpoint."""
+    if not path.is_dir() or any(os.path.lexists(path / name) for name in (MANIFEST, PAYLOAD)):
+        return path
+    known = [each.name for each in reversed(find_checkpoints(path))]
+    if not known:
+        raise FileNotFoundError(
+            f"{path} is not a checkpoint, as it has no {MANIFEST}, and it holds no checkpoints"
         )
+    auto = _AUTO if any(path.resolve() == place.resolve() for place in places) else ""
+    raise FileNotFoundError(f"{path} is not a checkpoint, but a directory of them: {_newest(known)}{auto}")
 
 
-def _digest(weights: Mapping[str, Any]) -> str:
-    """Return a SHA-256 of the dense tensors, with their names, types and shapes, whatever their order.
-
-    DTensors are left out: each rank has another part of them.
-    """
-    digest = hashlib.sha256()
-    for name in sorted(weights, key=str):
-        value = weights[name]
-        if not isinstance(value, torch.Tensor) or value.is_nested or value.is_quantized or is_dtensor(value):
-            continue
-        if value.layout is torch.strided:
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def check_unit(trainer: ResumableTrainer, meta: Mapping[str, Any], path: Path) -> None:
-    """Refuse a checkpoint of a run that counts something else: epochs or iterations, batches or updates."""
-    with refusing(f"{path} has meta.settings without those of the run"):
-        counted = meta["settings"]["run"].get("unit", "batch")
-    if counted != (own := trainer.counting.unit):
-        raise CheckpointError(
-            f"{path} counts iterations in the unit {counted!r}, this trainer in {own!r}, so neither its "
-            f"counters nor its schedules fit: give the Trainer unit={counted!r}, or call "
-            "load_checkpoint(path), which loads the weights alone"
-        )
-    saved = meta["max_epochs"] is not None
-    if saved != trainer.by_epoch:
-        units = ("epochs", "iterations") if saved else ("iterations", "epochs")
-        raise CheckpointError(
-            f"{path} is of a run measured in {units[0]}, this trainer counts {units[1]}: give the "
-            f"Trainer {'max_epochs' if saved else 'max_iters'}, or call load_checkpoint(path), which "
-            "loads the weights alone"
-        )
+def _newest(known: Sequence[str]) -> str:
+    more = f" and {len(known) - _FEW} more" if len(known) > _FEW else ""
+    return f"{', '.join(known[:_FEW])}{more}{', the newest first' if len(known) > 1 else ''}"

@@ -1,6 +1,6 @@
 """Step the schedules of a trainer to the step of a checkpoint.
 
-`settings` uses it for schedules whose arguments differ from those in the checkpoint. PyTorch's schedules
+`Applying` uses it for schedules whose arguments differ from those in the checkpoint. PyTorch's schedules
 multiply the last rate, so a rate of 0 would stay 0 whatever the new arguments are. Such schedules therefore
 begin again, and make as many steps as the checkpoint's schedules made. The rates are then those of the new
 arguments.
@@ -9,64 +9,21 @@ arguments.
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from eventloop.optim.optimizers import named_optimizers
+from eventloop.optim.param_groups import deep_copied
 from eventloop.optim.windows import PROGRESS, PlateauWindow, Window
-from eventloop.resume.protocols import ResumableTrainer
-from eventloop.util.errors import CheckpointError
-
-logger = logging.getLogger("eventloop")
-
-RATE_STAYS_ZERO = (
-    "%s: the learning rate %sis 0: unless its schedules raise it again, the rest of the run trains nothing. "
-    'Build them for the present length of the run, and call resume(path, changed="apply"); or resume from '
-    "before their end"
-)
 
 _OF_GROUPS = frozenset(
-    {
-        "base_lrs",
-        "_last_lr",
-        "lr_lambdas",
-        "max_lrs",
-        "min_lrs",
-        "base_momentums",
-        "max_momentums",
-        "floor",
-    }
+    {"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs", "base_momentums", "max_momentums", "floor"}
 )
 """The entries of schedulers' states that have a value for each param group."""
-
-
-def without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a param group without its parameters."""
-    return {k: _copied(v) for k, v in group.items() if k not in ("params", "param_names")}
-
-
-def own_schedulers(trainer: ResumableTrainer, optimizer: Any) -> list[int]:
-    """Return the indices of the schedulers of one optimizer."""
-    owners = [getattr(scheduler, "optimizer", None) for scheduler in trainer.schedulers]
-    return [number for number, owner in enumerate(owners) if owner is optimizer]
-
-
-def new_groups(meta: Mapping[str, Any], name: str) -> list[int]:
-    """Return the indices of an optimizer's param groups that the arranged `meta` of a checkpoint lacks.
-
-    Args:
-        meta: the `meta` in which `ByName` has put empty settings for them.
-        name: the name of the optimizer.
-    """
-    groups = meta["settings"]["optimizer"].get(name, [])
-    return [index for index, group in enumerate(groups) if not group]
 
 
 def follows_metric(scheduler: Any) -> bool:
@@ -223,7 +180,7 @@ def put_values(groups: Sequence[dict[str, Any]], values: Sequence[Mapping[str, A
             if isinstance(group.get(key), torch.Tensor):
                 group[key].fill_(given[key])
             else:
-                group[key] = _copied(given[key])
+                group[key] = deep_copied(given[key])
 
 
 def with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,69 +196,6 @@ def with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[s
         else:
             merged[key] = value
     return merged
-
-
-def warn_of_zero_rates(trainer: ResumableTrainer, source: Path) -> None:
-    """Log each optimizer whose scheduled rate is 0 after a resume, unless the run is complete."""
-    ends = ((trainer.iter, trainer.max_iters), (trainer.epoch, trainer.max_epochs))
-    if any(end is not None and done >= end for done, end in ends):
-        return
-    for name, optimizer in named_optimizers(trainer.optimizer).items():
-        if own_schedulers(trainer, optimizer) and any(map(_has_stopped, optimizer.param_groups)):
-            logger.warning(RATE_STAYS_ZERO, source, f"of {name!r} " if name else "")
-
-
-def _has_stopped(group: Mapping[str, Any]) -> bool:
-    return float(group.get("lr", 1)) == 0 and float(group.get("initial_lr", 0)) != 0
-
-
-def check_length(
-    trainer: ResumableTrainer, states: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], source: object
-) -> None:
-    """Refuse a longer run if a schedule would raise an error after its former last step.
-
-    Args:
-        states: the states with which the schedulers would continue.
-        meta: the `meta` of the checkpoint.
-        source: the path of the checkpoint, for the error.
-    """
-    for number, state in enumerate(states):
-        if (why := _too_short(trainer, number, state, meta)) is not None:
-            raise CheckpointError(
-                f"{source} cannot be resumed from, nothing was loaded: {why}; build it for all of them, "
-                'and call resume(path, changed="apply")'
-            )
-
-
-def _too_short(
-    trainer: ResumableTrainer, number: int, state: Mapping[str, Any], meta: Mapping[str, Any]
-) -> str | None:
-    """Return the reason why a scheduler ends before a run that was made longer, or None if it does not.
-
-    Only a OneCycleLR does so: it raises an error after its last step.
-
-    Args:
-        number: the index of the scheduler in `trainer.schedulers`.
-        state: its state in the checkpoint.
-        meta: the `meta` of the checkpoint, with the counters and the length of the former run.
-    """
-    if type(trainer.schedulers[number]) is not OneCycleLR:
-        return None
-    done = state["last_epoch"]
-    unit = "iter" if done == meta["iter"] else "epoch" if done == meta["epoch"] else None
-    if unit is None:
-        return None
-    former, own = meta[f"max_{unit}s"], getattr(trainer, f"max_{unit}s")
-    if former is None or own is None or own <= former or own <= state["total_steps"]:
-        return None
-    return f"a OneCycleLR of total_steps={state['total_steps']} raises after them, and this run has {own}"
-
-
-def _copied(value: Any) -> Any:
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # an object of the user's, which no schedule reads
-        return value
 
 
 def _close(a: Any, b: Any) -> bool:

@@ -1,19 +1,14 @@
 """Describe the settings that differ between a run and its resumed continuation.
 
-`Settings` finds the changes, and `TrainerState` logs or refuses them.
+`Settings` finds the changes, `checking` refuses them, and `loading` words the lines that are logged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from eventloop.optim.optimizers import named_optimizers
-from eventloop.optim.option_states import why_not_stepped
-from eventloop.resume.base_values import scheduled, value_name
-from eventloop.resume.fast_forward import keys_of, own_schedulers
-from eventloop.resume.protocols import ResumableTrainer
 from eventloop.util.errors import CheckpointError
 from eventloop.util.suggest import near, suggest
 
@@ -165,55 +160,3 @@ def refusal(path: object, changes: list[Change]) -> str | None:
         ways.append(f"{either} {', '.join(given)} {'is' if len(given) == 1 else 'are'} this trainer's")
     lines = "\n  ".join(map(str, changes))
     return f"{path} is of a run with other settings; nothing was loaded:\n  {lines}\n{'; '.join(ways)}"
-
-
-def change_lines(changed: Choice, changes: list[Change], trainer: ResumableTrainer) -> Iterator[str]:
-    """Yield a log line for each changed setting, with the value with which the run continues."""
-    for change in changes:
-        kept = change.kind == "loaded" and changed == "keep"
-        why = ': changed="keep" cannot change that' if changed == "keep" and change.kind == "given" else ""
-        now = "" if change.group is None else _scheduled_now(trainer, *change.group)
-        yield f"{change}; the run continues with {change.saved if kept else change.own!r}{why}{now}"
-
-
-def check_states(optimizer: Any, changes: list[Change], source: object) -> None:
-    """Refuse an option that was set since the checkpoint and needs a state that it does not have.
-
-    Args:
-        optimizer: the trainer's optimizers, with the loaded states and the changed options.
-        source: the path of the checkpoint, for the error.
-    """
-    for change in changes:
-        if change.group is None or change.saved or not change.own:
-            continue
-        name, number, key = change.group
-        if (missing := why_not_stepped(named_optimizers(optimizer)[name], number)) is not None:
-            raise CheckpointError(
-                f"{source} cannot be resumed from with {change}: {missing}, "
-                f'which the checkpoint does not have: changed="keep" goes on with {key}={change.saved!r}, '
-                "and load_checkpoint(path) loads the weights alone"
-            )
-
-
-def _scheduled_now(trainer: ResumableTrainer, name: str, number: int, key: str) -> str:
-    """Return the end of a log line about a changed base value: its scheduled value at the present step.
-
-    Return "" if the value has no schedule.
-
-    Args:
-        name, number, key: the optimizer's name, the index of the param group, and the key in it.
-    """
-    optimizer = named_optimizers(trainer.optimizer)[name]
-    group, at = optimizer.param_groups[number], f"at iteration {trainer.iter} (epoch {trainer.epoch})"
-    if any(key in keys_of(trainer.schedulers[i]) for i in own_schedulers(trainer, optimizer)):
-        return f" as the base: its schedules make it {_shown(group[key])} {at}"
-    if (value := value_name(key)) in scheduled(group):
-        hooks = [hook.name for hook in trainer.hooks if getattr(hook, "param_name", None) == value]
-        return f" as the base: {' and '.join(hooks) or 'its schedule'} sets the value from it {at}"
-    return ""
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"({', '.join(map(_shown, value))})"
-    return f"{float(value):.6g}"

@@ -8,43 +8,22 @@ was built and those in the checkpoint. A value that a schedule has moved does no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler
 
 from eventloop.checkpoint.weights import unwrap
 from eventloop.data.limits import Limits
-from eventloop.optim.optimizers import each_optimizer, named_optimizers
-from eventloop.optim.param_groups import FACTORS, apply_factors, number_like, read_value, remove_factors
+from eventloop.optim.optimizers import named_optimizers
+from eventloop.optim.param_groups import FACTORS, Group, scheduled, without_parameters
 from eventloop.optim.windows import PROGRESS
-from eventloop.resume.base_values import (
-    Bases,
-    Edited,
-    find_edited,
-    moved,
-    rebase_group,
-    scheduled,
-    value_name,
-)
-from eventloop.resume.fast_forward import (
-    changed_values,
-    fast_forward,
-    follows_metric,
-    keys_of,
-    new_groups,
-    own_schedulers,
-    put_values,
-    restore_former,
-    with_arguments,
-    without_parameters,
-)
-from eventloop.resume.model_settings import frozen_changes, frozen_parameters
+from eventloop.resume.apply import Begun, Edited, find_edited
 from eventloop.resume.protocols import ResumableTrainer
-from eventloop.resume.setting_changes import Change
+from eventloop.resume.setting_changes import BUFFERS, FROZEN, Change
 from eventloop.util.checks import length_of
 
 _OF_EVALUATIONS = ("val_interval", "val_begin", "dynamic_intervals")
@@ -57,33 +36,33 @@ class Settings:
 
     def __init__(self, trainer: ResumableTrainer) -> None:
         self._trainer = trainer
-        self._groups: dict[str, list[dict[str, Any]]] | None = None
-        self.built: list[dict[str, Any]] = []  # states of the schedulers
-        self._begun_with: dict[str, list[dict[str, Any]]] = {}  # the param groups, by optimizer name
-        self._edited: Bases = {}
         self._seen = _all_groups(trainer)  # before a hook's check, which may build schedulers
+        self._begun: Begun | None = None
+        self._groups: dict[str, list[dict[str, Any]]] = {}
         self._constants: list[Any] = []
         self._options: dict[str, dict[str, Any]] = {}  # of hooks, by name
         self._loader: tuple[Any, dict[str, Any]] | None = None  # the loader and its settings
         self._frozen: list[str] = []
         self.compared: set[str] = set()  # the names of the settings that `compare` has compared
 
-    def record_begin(self) -> None:
+    def record_begin(self) -> Begun:
         """Record the settings before a schedule moves them; only the first call counts, before any step."""
-        if self._groups is None:
-            trainer = self._trainer
-            self._begun_with = _all_groups(trainer)
-            self._edited = find_edited(trainer, self._begun_with, self._seen)
-            self._groups = {
-                name: [_of_group(group, self._edited.get((name, i), {})) for i, group in enumerate(groups)]
-                for name, groups in self._begun_with.items()
-            }
-            self.built = [deepcopy(getattr(s, "built_state", s.state_dict)()) for s in trainer.schedulers]
-            self._constants = [_constants(state) for state in self.built]
-            self._options = _options_of_hooks(trainer)
-            self._frozen = frozen_parameters(unwrap(trainer.model))
-            if trainer.loader is not None:
-                self._loader = trainer.loader, _of_loader(trainer.loader, trainer.limits)
+        if self._begun is not None:
+            return self._begun
+        trainer, groups = self._trainer, _all_groups(self._trainer)
+        edited = find_edited(trainer, groups, self._seen)
+        self._groups = {
+            name: [_of_group(group, edited.get((name, i), {})) for i, group in enumerate(several)]
+            for name, several in groups.items()
+        }
+        built = [deepcopy(getattr(s, "built_state", s.state_dict)()) for s in trainer.schedulers]
+        self._constants = [_constants(state) for state in built]
+        self._options = _options_of_hooks(trainer)
+        self._frozen = frozen_parameters(unwrap(trainer.model))
+        if trainer.loader is not None:
+            self._loader = trainer.loader, _of_loader(trainer.loader, trainer.limits)
+        self._begun = Begun(groups, built, edited)
+        return self._begun
 
     def state_dict(self) -> dict[str, Any]:
         """Return the settings for a checkpoint's `meta`, from which `compare` of a later run reads them."""
@@ -104,20 +83,24 @@ class Settings:
         """
         self.record_begin()
         saved = meta["settings"]
-        compared = [*self._of_optimizers(saved["optimizer"])]
+        compared = self._of_optimizers(saved["optimizer"])
         compared += self._of_schedulers(saved["param_schedulers"])
         for name, own in self._of_run().items():
             former = saved["run"].get(name, own)
-            compared.append(Change(name, former, own, _kind_of(name, former, own)))
-        compared += self._of_hooks(saved["hook_options"])
+            # a value that one loader does not have is not refused
+            noted = name in _OF_EVALUATIONS or former is None or own is None
+            compared.append(Change(name, former, own, "noted" if noted else "given"))
+        for name, options in self._options.items():
+            others = saved["hook_options"].get(name, {})
+            for key, own in options.items():
+                compared.append(Change(f"{name}.{key}", others.get(key, own), own, "given"))
         self.compared = {each.name for each in compared}
-        changes = [each for each in compared if not _same(each.saved, each.own)]
-        changes += frozen_changes(unwrap(self._trainer.model), saved.get("frozen"), self._frozen)
+        changes = [each for each in compared if each.saved != each.own and not _same(each.saved, each.own)]
+        changes += self._frozen_changes(saved.get("frozen"))
         unit = "max_epochs" if self._trainer.by_epoch else "max_iters"
         if meta[unit] != (length := getattr(self._trainer, unit)):
             changes.append(Change(unit, meta[unit], length, "noted"))
-        hooks = _hooks(self._trainer)
-        if (former := saved["hooks"]) != hooks:
+        if (former := saved["hooks"]) != (hooks := _hooks(self._trainer)):
             gone, new = (sorted({*a} - {*b}) for a, b in ((former, hooks), (hooks, former)))
             changes.append(Change("hooks", gone, new, "noted"))
         return changes
@@ -143,136 +126,49 @@ class Settings:
             "model_dtypes": _dtypes(trainer),
         }
 
-    def _of_optimizers(self, saved: Mapping[str, Any]) -> Iterator[Change]:
-        for name, groups in (self._groups or {}).items():
+    def _of_optimizers(self, saved: Mapping[str, Any]) -> list[Change]:
+        found = []
+        for name, groups in self._groups.items():
             for number, (own, former) in enumerate(zip(groups, saved.get(name, []), strict=False)):
                 of = f" of param group {number}" if len(groups) > 1 else ""
                 for key in own:
                     label, value = f"{name + ' ' if name else ''}{key}{of}", former.get(key, own[key])
-                    yield Change(label, value, own[key], "loaded", (name, number, key))
+                    found.append(Change(label, value, own[key], "loaded", (name, number, key)))
+        return found
 
-    def _of_schedulers(self, saved: list[Any]) -> Iterator[Change]:
+    def _of_schedulers(self, saved: list[Any]) -> list[Change]:
         names = [type(scheduler).__name__ for scheduler in self._trainer.schedulers]
+        changes: list[Change] = []
         for number, (name, own, former) in enumerate(zip(names, self._constants, saved, strict=False)):
             label = name if names.count(name) == 1 else f"schedulers[{number}] {name}"
             found = [*_leaves(own, former, label)]
             given = [each for each in found if _DERIVED not in each.name]
             found = found if all(_same(each.saved, each.own) for each in given) else given
-            yield from (replace(change, scheduler=number) for change in found)
+            changes += [replace(change, scheduler=number) for change in found]
+        return changes
 
-    def _of_hooks(self, saved: Mapping[str, Any]) -> Iterator[Change]:
-        for name, options in self._options.items():
-            former = saved.get(name, {})
-            for key, own in options.items():
-                yield Change(f"{name}.{key}", former.get(key, own), own, "given")
+    def _frozen_changes(self, saved: Collection[str] | None) -> list[Change]:
+        """Return the change of what was frozen when the run began; a program freezes more, or less, later.
 
-    def apply_groups(self, changes: list[Change]) -> None:
-        """Overwrite the loaded values of changed settings in the param groups by those of this trainer.
-
-        The factors that commands have set are removed; `fast_forward` applies them again.
+        Args:
+            saved: the frozen parameters when the checkpoint's run began; None if an earlier version has saved
+                it.
         """
-        remove_factors(each_optimizer(self._trainer.optimizer))
-        for change in changes:
-            if change.group is not None:
-                self._apply(change, *change.group)
+        own = self._frozen
+        if saved is None or {*saved} == {*own}:
+            return []
+        names = [name for name, _ in unwrap(self._trainer.model).named_parameters()]
+        gone, new = ([n for n in names if n in a and n not in b] for a, b in ((saved, own), (own, saved)))
+        return [Change(FROZEN, gone, new, "loaded")] if gone or new else []
 
     def record(self, meta: Mapping[str, Any]) -> None:
         """Replace the recorded settings by those in a checkpoint's `meta`, as the run continues with them."""
         saved = meta["settings"]
-        for name, groups in (self._groups or {}).items():
+        for name, groups in self._groups.items():
             for own, former in zip(groups, saved["optimizer"].get(name, []), strict=False):
                 own |= {key: former[key] for key in own if key in former}
         self._constants = deepcopy(saved["param_schedulers"])
         self._frozen = saved.get("frozen", self._frozen)
-
-    def _apply(self, change: Change, name: str, number: int, key: str) -> None:
-        group = named_optimizers(self._trainer.optimizer)[name].param_groups[number]
-        if (initial := f"initial_{value_name(key)}") in self._begun_with[name][number]:
-            base = change.own[0] if key == "betas" else change.own
-            group[initial] = number_like(group.get(initial), base)
-        group[key] = moved(group[key], change.saved, change.own)
-
-    def scheduler_states(self, saved: Sequence[Any], changes: Sequence[Change]) -> list[dict[str, Any]]:
-        """Return the schedulers' states of a checkpoint, with their arguments replaced by this trainer's.
-
-        Args:
-            saved: the states in the checkpoint.
-            changes: the result of `compare`; edited base values among them are written into the states.
-        """
-        return [with_arguments(*pair) for pair in zip(saved, self._begun(changes)[1], strict=True)]
-
-    def _begun(
-        self, changes: Sequence[Change]
-    ) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
-        """Return copies of the param groups and the schedulers' states from when this trainer was built.
-
-        If a base value, such as a learning rate, was edited after that, the copies have the edited value.
-
-        Args:
-            changes: the result of `compare`, in which the edited base values are found.
-        """
-        trainer = self._trainer
-        begun = {name: [*map(without_parameters, groups)] for name, groups in self._begun_with.items()}
-        built = deepcopy(self.built)
-        for name, number, key in (change.group for change in changes if change.group is not None):
-            value = value_name(key)
-            if edited := self._edited.get((name, number), {}).get(value):
-                numbers = own_schedulers(trainer, named_optimizers(trainer.optimizer)[name])
-                moving = [i for i in numbers if getattr(trainer.schedulers[i], "param_name", "lr") == value]
-                rebase_group(edited, value, begun[name][number], number, [built[i] for i in moving])
-        return begun, built
-
-    def fast_forward(
-        self, checkpoint: Mapping[str, Any], states: Sequence[Mapping[str, Any]], changes: list[Change]
-    ) -> list[str]:
-        """Bring changed schedules and new param groups to the checkpoint's step, and return lines to log.
-
-        A schedule whose values cannot be computed continues from the current rate.
-
-        Args:
-            states: the result of `scheduler_states`, which the schedulers have loaded.
-            changes: the result of `compare`.
-        """
-        trainer, lines = self._trainer, list[str]()
-        begun_with, built = self._begun(changes)
-        listed = {change.group for change in changes}  # `change_lines` logs these with their values
-        for name, optimizer in named_optimizers(trainer.optimizer).items():
-            numbers = own_schedulers(trainer, optimizer)
-            own = [trainer.schedulers[i] for i in numbers]
-            keys: set[str] = set().union(*map(keys_of, own))
-            reschedules = any(change.reschedules(name, numbers, keys) for change in changes)
-            new = new_groups(checkpoint["meta"], name)
-            if not own or not (reschedules or new) or any(map(follows_metric, own)):
-                continue
-            groups, loaded = optimizer.param_groups, [states[number] for number in numbers]
-            former = [without_parameters(group) for group in groups]
-            try:
-                put_values(groups, begun_with[name], keys)
-                saved = [checkpoint["param_schedulers"][number] for number in numbers]
-                fast_forward(own, [built[number] for number in numbers], saved, checkpoint["meta"])
-                if not reschedules:
-                    restore_former(own, loaded, groups, former, new)
-                lines += changed_values(name, former, groups, keys, listed, new)
-            except Exception as error:  # of a function or a scheduler that the user wrote
-                put_values(groups, former, keys)
-                for scheduler, state in zip(own, loaded, strict=True):
-                    scheduler.load_state_dict(state)
-                lines.append(
-                    "the present values of the schedules cannot be computed; the schedules continue from the "
-                    f"current rate: {error!r}"
-                )
-        apply_factors(each_optimizer(trainer.optimizer))
-        return [*lines, *(self._factor_lines() if changes else ())]
-
-    def _factor_lines(self) -> Iterator[str]:
-        """Yield a log line for each factor of a command, which multiplies a changed schedule too."""
-        for name, optimizer in named_optimizers(self._trainer.optimizer).items():
-            for number, group in enumerate(optimizer.param_groups):
-                for key, (factor, *_) in group.get(FACTORS, {}).items():
-                    yield (
-                        f"{name + ' ' if name else ''}{key} of param group {number} is what its schedules "
-                        f"give times {factor:g}, as commands have set: {float(read_value(group, key)):g}"
-                    )
 
 
 # --- gathering ---------------------------------------------------------------------------------------------
@@ -304,28 +200,33 @@ def _options_of_hooks(trainer: ResumableTrainer) -> dict[str, dict[str, Any]]:
     """
     found = {}
     for hook in trainer.hooks:
-        if callable(settings := getattr(type(hook), "settings", None)):
-            options = {key: _constants(value) for key, value in settings(hook).items()}
+        settings = getattr(type(hook), "settings", None)
+        if given := settings(hook).items() if callable(settings) else ():
+            options = {key: _constants(value) for key, value in given}
             if plain := {key: value for key, value in options.items() if value is not _ABSENT}:
                 found[hook.name] = plain
     return found
 
 
 def _hooks(trainer: ResumableTrainer) -> list[str]:
-    return sorted(hook.name for hook in trainer.hooks)
+    return sorted([hook.name for hook in trainer.hooks])
 
 
 def _dtypes(trainer: ResumableTrainer) -> str:
     """Return the dtypes of the model's parameters as a text, such as "bfloat16, float32"."""
-    return ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in trainer.model.parameters()}))
+    return ", ".join(sorted(map(_name, {parameter.dtype for parameter in trainer.model.parameters()})))
 
 
 def _autocast_dtype(trainer: ResumableTrainer) -> str:
     dtype = getattr(trainer.autocast(), "fast_dtype", None)
-    return "none" if dtype is None else str(dtype).removeprefix("torch.")
+    return "none" if dtype is None else _name(dtype)
 
 
-def _all_groups(trainer: ResumableTrainer) -> dict[str, list[dict[str, Any]]]:
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _all_groups(trainer: ResumableTrainer) -> dict[str, list[Group]]:
     """Return copies of the param groups of each optimizer, without the parameters, by its name."""
     return {
         name: [without_parameters(group) for group in optimizer.param_groups]
@@ -368,12 +269,25 @@ def _constants(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else _ABSENT
 
 
+def frozen_parameters(model: torch.nn.Module) -> list[str]:
+    """Return the names of the parameters that do not train, as `requires_grad` is False."""
+    return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+
+
 # --- comparing ---------------------------------------------------------------------------------------------
 
 
-def _kind_of(name: str, saved: Any, own: Any) -> Literal["given", "noted"]:
-    """Return "noted" for a setting of validations, or a value that one loader does not have; else "given"."""
-    return "noted" if name in _OF_EVALUATIONS or saved is None or own is None else "given"
+def type_changes(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[Change]:
+    """Return the change of the types of buffers, if weights have a buffer of another type than the model."""
+    pairs = {
+        name: (_name(weights[name].dtype), _name(buffer.dtype))
+        for name, buffer in model.named_buffers()
+        if isinstance(weights.get(name), torch.Tensor) and weights[name].dtype != buffer.dtype
+    }
+    if not pairs:
+        return []
+    saved, own = ({name: types[side] for name, types in pairs.items()} for side in (0, 1))
+    return [Change(BUFFERS, saved, own, "given")]
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -8,74 +8,58 @@ trainer as it was before.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from eventloop.checkpoint import CheckpointError
 from eventloop.checkpoint.store import Check, Loaded, Read, read_checkpoint
-from eventloop.checkpoint.weights import check_model_state, log_strangers, prepare_model_state, unwrap
+from eventloop.checkpoint.weights import log_strangers, prepare_model_state, unwrap
 from eventloop.commands.messages import Applied
-from eventloop.data.rng import module_generators, rng_state, set_rng_state
+from eventloop.data.rng import rng_state, set_rng_state
 from eventloop.data.trainer_parts import Within
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint, Event
-from eventloop.optim.optimizers import check_groups, class_names, load_optimizer_state, optimizer_state
-from eventloop.optim.parameter_names import parameter_names
-from eventloop.resume.by_name import ByName, follow_renamed, scheduler_optimizers
+from eventloop.optim.optimizers import load_optimizer_state
+from eventloop.resume.apply import Applying
+from eventloop.resume.by_name import follow_renamed, names_in
+from eventloop.resume.checking import Checked, check_resume, check_same_weights
 from eventloop.resume.choice import (
-    Checked,
     OlderThan,
     Resumed,
     WasRead,
-    check_same_weights,
-    check_unit,
     find,
     find_on_all_ranks,
     loaded_weights,
-    weights_of,
 )
-from eventloop.resume.fast_forward import check_length, warn_of_zero_rates
-from eventloop.resume.hook_states import (
+from eventloop.resume.gathering import (
+    add_ranks,
     as_saved,
-    check_needed_hooks,
-    load_hooks,
-    log_mismatches,
+    collect,
+    own_state,
     states_so_far,
     warn_of_unsaved_tensors,
 )
-from eventloop.resume.model_settings import edited, freeze, frozen_parameters, type_changes
-from eventloop.resume.protocols import ResumableTrainer
-from eventloop.resume.ranks import (
-    add_ranks,
+from eventloop.resume.loading import (
+    change_lines,
+    edited,
+    freeze,
+    load_hooks,
     load_place,
     move_position,
-    own_state,
     position_changes,
     present_position,
-    state_of_rank,
+    warn_of_zero_rates,
 )
-from eventloop.resume.setting_changes import (
-    LOADER_SETTINGS,
-    Change,
-    Changed,
-    Choice,
-    change_lines,
-    check_changed,
-    check_states,
-    choose,
-    refused_by,
-)
+from eventloop.resume.protocols import ResumableTrainer
+from eventloop.resume.setting_changes import LOADER_SETTINGS, Changed, check_changed, refused_by
 from eventloop.resume.settings import Settings
-from eventloop.state.containers import copied
 from eventloop.state.exchange import decided_by_rank_0, has_other_ranks, raised_together
 from eventloop.state.rollback import Rollback
-from eventloop.state.schema import SCHEMA, check_layout, check_usable, refusing
+from eventloop.state.schema import check_usable, refusing
 from eventloop.util.anchored_path import Anchored
 
 logger = logging.getLogger("eventloop")
@@ -126,7 +110,7 @@ class TrainerState:
     def directories(self) -> list[Path]:
         """Return the directories with the run's checkpoints, `checkpoint_dir` first."""
         places: dict[Path, Path] = {}
-        for directory in (self._trainer.checkpoint_dir, *(each.path for each in self._directories)):
+        for directory in (self._trainer.checkpoint_dir, *[each.path for each in self._directories]):
             places.setdefault(directory.resolve(), directory)
         return list(places.values())
 
@@ -144,7 +128,7 @@ class TrainerState:
         """
         trainer = self._trainer
         hooks = {hook.name: hook.state_dict() for hook in trainer.hooks if hook.stateful}
-        trainer.checkpoint = self._collect(hooks, within)
+        trainer.checkpoint = collect(trainer, self.settings, hooks, within)
         if shards:
             trainer.checkpoint["ranks"] = own_state(trainer.checkpoint, trainer.model)
         elif trainer.world_size > 1 and has_other_ranks():
@@ -161,40 +145,9 @@ class TrainerState:
         Raises:
             TypeError: naming the part, such as the hook and the key.
         """
-        as_saved(self._collect(states_so_far(self._trainer.hooks), ""), shards=shards)
-        warn_of_unsaved_tensors(self._trainer.optimizer)
-
-    def _collect(self, hooks: dict[str, Any], within: Within) -> dict[str, Any]:
         trainer = self._trainer
-        return {
-            "meta": self._meta(within),
-            "state_dict": unwrap(trainer.model).state_dict(),
-            "optimizer": optimizer_state(trainer.optimizer),
-            "param_schedulers": [scheduler.state_dict() for scheduler in trainer.schedulers],
-            "hooks": hooks,
-            "rng": rng_state() | {"modules": module_generators(unwrap(trainer.model))},
-            **trainer.remembered.state_dict(),
-        }
-
-    def _meta(self, within: Within) -> dict[str, Any]:
-        trainer = self._trainer
-        return {
-            "schema": SCHEMA,
-            "iter": trainer.iter + (within == "iter"),
-            "epoch": trainer.epoch + (within == "epoch"),
-            "max_iters": trainer.max_iters,
-            "max_epochs": trainer.max_epochs,
-            "optimizer": class_names(trainer.optimizer),
-            "parameters": parameter_names(unwrap(trainer.model), trainer.loss_fn, trainer.optimizer),
-            "param_schedulers": [type(scheduler).__name__ for scheduler in trainer.schedulers],
-            "scheduler_optimizers": scheduler_optimizers(trainer),
-            "position": trainer.position.state_dict(within),
-            "settings": self.settings.state_dict(),
-            "frozen": frozen_parameters(unwrap(trainer.model)),
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "torch": str(torch.__version__),
-            **({"commands": msgspec.to_builtins(commands)} if (commands := trainer.applied_commands) else {}),
-        }
+        as_saved(collect(trainer, self.settings, states_so_far(trainer.hooks)), shards=shards)
+        warn_of_unsaved_tensors(trainer.optimizer)
 
     def resume(self, path: str | Path, changed: Changed = "refuse") -> Path:
         """Load a checkpoint and continue its run; `Trainer.resume` documents the arguments and errors."""
@@ -206,13 +159,14 @@ class TrainerState:
         with raised_together("the resume"):
             check_changed(changed)
             trainer.copying.join()
-        newest = decided_by_rank_0(trainer.ownership.await_last_sequence)
-        return WasRead(*self._find(path, check_usable, together=True), newest)
+        decided_by_rank_0(trainer.ownership.await_end)
+        found = self._find(path, check_usable, together=True)
+        return WasRead(found.path, found.state, found.last)
 
     def check(self, read: WasRead) -> None:
         """Raise CheckpointError, on all ranks, if `load` would refuse the checkpoint; nothing changes."""
         with raised_together("the check of a checkpoint"):
-            self._check(read.path, read.checkpoint, "refuse")
+            check_resume(self._trainer, self.settings, read.path, read.checkpoint, "refuse")
 
     def load(self, read: WasRead, changed: Changed = "refuse", *, by_name: bool) -> Path:
         """Load a checkpoint that was read; `by_name` if it may not be the newest one. A collective."""
@@ -222,16 +176,15 @@ class TrainerState:
         with rollback, rollback:
             with raised_together("the resume"):
                 checkpoint, announced = self._run_handlers(found, checkpoint)
-                checked = self._check(found, checkpoint, changed)
+                checked = check_resume(trainer, self.settings, found, checkpoint, changed)
                 steps, lines = self._load(found, checked, rollback)
             check_same_weights(checked.weights, found)
             resumed = Resumed(found, checked.checkpoint["meta"], changed, trainer.loader)
             rollback.commit([*steps, partial(self._record_resumed, resumed, by_name=by_name)])
         self._publish(announced)
         trainer.ownership.resumed_from(found, newest)
-        log_mismatches(trainer.hooks, checkpoint["hooks"], found)
-        for line in (*change_lines(checked.choice, checked.changes, trainer), *lines):  # after loading
-            logger.warning("%s: %s", found, line)
+        for line in lines:  # after loading
+            logger.warning("%s", line)
         warn_of_zero_rates(trainer, found)
         return found
 
@@ -279,86 +232,60 @@ class TrainerState:
             The functions to call if all went well, which load the weights, note the resume and cannot fail;
             and lines for the log.
         """
-        trainer, (checkpoint, weights, changes, changed, rank_state, lines) = self._trainer, checked
+        trainer, model, checkpoint = self._trainer, unwrap(self._trainer.model), checked.checkpoint
+        meta, rank_state, applies = checkpoint["meta"], checked.rank_state, checked.choice == "apply"
         # a hook's or sampler's code may draw random numbers while its state is loaded
         rollback.on_rollback("the random state", partial(set_rng_state, rng_state()))
-        load_hooks(trainer.hooks, checkpoint, rollback)
-        converts = any(change.name == "model_dtypes" for change in changes)
+        of_hooks = load_hooks(trainer.hooks, checkpoint, rollback)
+        converts = any(change.name == "model_dtypes" for change in checked.changes)
         load_optimizer_state(
             trainer.optimizer, checkpoint["optimizer"], rollback, converts=converts, source=found
         )
-        states = trainer.remembered.load(rank_state.remembered, rollback)
-        lines = [*lines, *states, *self._load_schedulers(checkpoint, changed, changes, rollback)]
-        load_model, _ = prepare_model_state(
-            unwrap(trainer.model), weights, rollback, strict=True, source=str(found)
-        )
+        lines = [*checked.lines, *trainer.remembered.load(rank_state.remembered, rollback)]
+        lines += self._load_schedulers(checked, rollback)
+        load_model, _ = prepare_model_state(model, checked.weights, rollback, strict=True, source=str(found))
         rollback.on_rollback("the position", present_position(trainer))
-        place = load_place(trainer, checkpoint["meta"], rank_state, changes, found)
+        place = load_place(trainer, meta, rank_state, checked.changes, found)
         lines += filter(None, ["; ".join(filter(None, [rank_state.inexact, place]))])
         steps: list[Callable[[], object]] = [
             load_model,
-            partial(rank_state.load_buffers, trainer.model),
-            partial(freeze, unwrap(trainer.model), checkpoint["meta"], edited(changes, changed)),
-            *([] if changed == "apply" else [partial(self.settings.record, checkpoint["meta"])]),
+            partial(rank_state.load_buffers, model),
+            partial(freeze, model, meta, edited(checked.changes) if applies else ()),
+            *([] if applies else [partial(self.settings.record, meta)]),
         ]
-        return steps, lines
+        changes = change_lines(checked.choice, checked.changes, trainer)
+        return steps, [*of_hooks, *(f"{found}: {line}" for line in (*changes, *lines))]
 
-    def _check(self, found: Path, checkpoint: Mapping[str, Any], changed: Changed) -> Checked:
-        """Raise CheckpointError if this trainer cannot resume from a checkpoint, before anything changes."""
-        trainer = self._trainer
-        check_layout(checkpoint, found)
-        check_unit(trainer, checkpoint["meta"], found)
-        weights = weights_of(checkpoint)
-        check_model_state(unwrap(trainer.model), weights, strict=True, source=str(found))
-        self.settings.record_begin()
-        by_name = ByName(trainer, checkpoint, self.settings.built, found)
-        by_name.arrange()
-        checkpoint = by_name.checkpoint
-        check_groups(trainer.optimizer, checkpoint["optimizer"], found)
-        check_needed_hooks(trainer.hooks, checkpoint["meta"], found)
-        with refusing(f"{found} has meta.settings that cannot be compared with this trainer's"):
-            changes = [*by_name.changes, *self.settings.compare(checkpoint["meta"])]
-        changes += type_changes(unwrap(trainer.model), weights)
-        changes += position_changes(checkpoint["meta"], trainer.loader, changes)
-        choice = choose(found, changed, changes, [*self.settings.compared, *by_name.names])
-        states = checkpoint["param_schedulers"]
-        if choice == "apply":
-            states = self.settings.scheduler_states(states, ())
-        check_length(trainer, states, checkpoint["meta"], found)
-        rank_state = state_of_rank(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
-        return Checked(checkpoint, weights, changes, choice, rank_state, by_name.lines)
-
-    def _load_schedulers(
-        self, checkpoint: Mapping[str, Any], changed: Choice, changes: list[Change], rollback: Rollback
-    ) -> list[str]:
+    def _load_schedulers(self, checked: Checked, rollback: Rollback) -> list[str]:
         """Load the schedulers' states, once the optimizers' are loaded, and return the lines to log."""
-        states: list[Any] = checkpoint["param_schedulers"]
-        trainer, applies = self._trainer, changed == "apply"
-        if applies:
-            self.settings.apply_groups(changes)
-            check_states(trainer.optimizer, changes, rollback.source)
-            states = self.settings.scheduler_states(states, changes)
+        states: list[Any] = checked.checkpoint["param_schedulers"]
+        trainer, applies, new_groups = self._trainer, checked.choice == "apply", checked.new_groups
+        applying = None
+        if applies or new_groups:
+            begun, changes = self.settings.record_begin(), checked.changes if applies else ()
+            applying = Applying(trainer, begun, changes)
+        if applying is not None and applies:
+            applying.write_groups(rollback.source)
+            states = applying.scheduler_states(states)
         for number, (scheduler, state) in enumerate(zip(trainer.schedulers, states, strict=True)):
             name = f"schedulers[{number}] {type(scheduler).__name__}"
             rollback.snapshot(name, scheduler)
             with refusing(f"{rollback.source} has a state that {name} refuses"):
                 scheduler.load_state_dict(state)
-        return self.settings.fast_forward(checkpoint, states, changes if applies else [])
+        return [] if applying is None else applying.fast_forward(checked.checkpoint, states, new_groups)
 
-    def _find(
-        self, path: str | Path | OlderThan, check: Check | None, *, together: bool
-    ) -> tuple[Path, dict[str, Any]]:
-        """Return the path and the state of a checkpoint: the one of rank 0 on all ranks if `together`."""
+    def _find(self, path: str | Path | OlderThan, check: Check | None, *, together: bool) -> Loaded:
+        """Read a checkpoint: the one of rank 0 on all ranks if `together`."""
 
         def find_one(read: Read) -> Loaded:
             self.finish_saves()  # a checkpoint that is being written counts
-            return find(path, self.directories, self._watched, check, read)
+            return find(path, self.directories, self._watched, check, read, with_last=together)
 
         live = unwrap(self._trainer.model).state_dict().get
         if not together:
-            return find_one(partial(read_checkpoint, live=live))[:2]
+            return find_one(partial(read_checkpoint, live=live))
         again = isinstance(path, OlderThan) or str(path) in NAMES_OF_ALL
-        return find_on_all_ranks(find_one, live, again=again)[:2]
+        return find_on_all_ranks(find_one, live, again=again)
 
     def load_weights(self, path: str | Path, *, strict: bool) -> None:
         """Load the weights of a checkpoint into the model; `Trainer.load_checkpoint` has the arguments."""
@@ -366,7 +293,7 @@ class TrainerState:
         what = f"load_checkpoint({str(path)!r})"
         with raised_together(what) if together else nullcontext():
             trainer.copying.join()
-        place, checkpoint = self._find(path, None, together=together)
+        place, checkpoint, *_ = self._find(path, None, together=together)
         rollback = Rollback(place)
         with rollback, rollback:
             with raised_together(what) if together else nullcontext():
@@ -381,9 +308,12 @@ class TrainerState:
         self.resumed_from = None  # the model has other weights now
         self.loads += 1
 
-    def _run_handlers(self, path: Path, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], Event]:
-        """Run the sync handlers of `after_load_checkpoint`; return the checkpoint and the event."""
-        trainer, before = self._trainer, copied(checkpoint)
+    def _run_handlers(self, path: Path, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], Event | None]:
+        """Run the sync handlers of `after_load_checkpoint`; return the checkpoint and the event, if any."""
+        trainer = self._trainer
+        if not trainer.bus.wants(AfterLoadCheckpoint):
+            return checkpoint, None
+        before = names_in(checkpoint)
         counters = {name: getattr(trainer, name) for name in ("iter", "epoch", "max_iters", "max_epochs")}
         event = AfterLoadCheckpoint(path=str(path), **counters)
         trainer.checkpoint = checkpoint
@@ -394,7 +324,7 @@ class TrainerState:
         finally:
             trainer.checkpoint = None
 
-    def _publish(self, loaded: Event) -> None:
+    def _publish(self, loaded: Event | None) -> None:
         """Hand the event of a load to background subscribers, unless writers would write to another run."""
-        if self._trainer.ownership.may_write:
+        if loaded is not None and self._trainer.ownership.may_write:
             self._trainer.bus.signal(type(loaded)).hand_over(loaded)

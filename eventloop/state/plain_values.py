@@ -22,10 +22,10 @@ _PLAIN = frozenset(
 
 
 class _NotPlainError(Exception):
-    """A value that is not plain, and the keys that lead to it, innermost first."""
+    """A value that is not plain."""
 
     def __init__(self, found: Any) -> None:
-        self.found, self.keys = found, [""]
+        self.found = found
 
 
 def plain(value: Any, where: str, *, shards: bool = False) -> Any:
@@ -39,7 +39,7 @@ def plain(value: Any, where: str, *, shards: bool = False) -> Any:
     try:
         return _plain(value, shards)
     except _NotPlainError as error:
-        where += "".join(reversed(error.keys))
+        where += _place_of(error.found, value) or ""
         refuse_sharded(f"the checkpoint's {where}", error.found, NO_SHARDS_THERE)
         raise TypeError(
             f"the checkpoint's {where} is {error.found!r}, a {type(error.found).__name__}: a state_dict must "
@@ -56,11 +56,11 @@ def _plain(value: Any, shards: bool) -> Any:
         return {
             key if type(key) in _PLAIN else _plain(key, False): item
             if type(item) in _PLAIN
-            else _inside(item, key, shards)
+            else _plain(item, shards)
             for key, item in value.items()
         }
     if isinstance(value, SEQUENCES):
-        items = [item if type(item) in _PLAIN else _inside(item, i, shards) for i, item in enumerate(value)]
+        items = [item if type(item) in _PLAIN else _plain(item, shards) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if type(value) is set:
         return {_plain(item, shards) for item in value}
@@ -82,17 +82,24 @@ def _plain_tensor(tensor: torch.Tensor, shards: bool) -> torch.Tensor:
         return tensor.as_subclass(torch.Tensor)
 
 
-def _inside(value: Any, key: object, shards: bool) -> Any:
-    """Convert a value, and add its key to an error.
+def _place_of(found: Any, value: Any) -> str | None:
+    """Return the keys that lead to an object in a nested state, such as "['a'][0]"; None without it.
 
-    The keys are collected only after an error, because building a string for every value would cost more than
-    all other work.
+    It is called after an error only, because building a string for every value would cost more than all other
+    work. An object in a key or a set is at the place of that mapping or set.
     """
-    try:
-        return _plain(value, shards)
-    except _NotPlainError as error:
-        error.keys.append(f"[{key!r}]")
-        raise
+    if value is found:
+        return ""
+    if isinstance(value, set):
+        return "" if any(_place_of(found, each) is not None for each in value) else None
+    if not isinstance(value, (*MAPPINGS, *SEQUENCES)):
+        return None
+    for key, item in value.items() if isinstance(value, MAPPINGS) else enumerate(value):
+        if _place_of(found, key) is not None:
+            return ""
+        if (place := _place_of(found, item)) is not None:
+            return f"[{key!r}]{place}"
+    return None
 
 
 def arrays_as_tensors(value: Any) -> tuple[Any, list[list[Any]]]:

@@ -55,7 +55,7 @@ class Remembered:
         """Return {}, or the present states under `KEY`, without the graphs of their tensors."""
         states = {}
         for name, (get, _) in self._functions.items():
-            with _naming(f"raised by get of trainer.remember({name!r}, get, set)"):
+            with annotate_errors(f"raised by get of trainer.remember({name!r}, get, set)"):
                 states[name] = with_tensors(get(), torch.Tensor.detach)
         return {KEY: states} if states else {}
 
@@ -64,7 +64,8 @@ class Remembered:
         for name, (_, set_state) in self._functions.items():
             if name in states:
                 rollback.on_rollback(f"the remembered state {name!r}", self.restorer(name))
-                with _naming(f"raised by set of trainer.remember({name!r}, get, set), for {rollback.source}"):
+                note = f"raised by set of trainer.remember({name!r}, get, set), for {rollback.source}"
+                with annotate_errors(note):
                     set_state(with_tensors(states[name], torch.clone))
         missing = [name for name in self._functions if name not in states]
         unknown = [name for name in states if name not in self._functions]
@@ -98,8 +99,8 @@ def _other_container(state: Any) -> Any:
 
 
 @contextmanager
-def _naming(text: str) -> Iterator[None]:
-    """Add a note to an error of a user's function."""
+def annotate_errors(text: str) -> Iterator[None]:
+    """Add a note to an error of code of the user's."""
     try:
         yield
     except Exception as error:

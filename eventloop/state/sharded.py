@@ -29,17 +29,17 @@ def is_sharded(value: object) -> bool:
     """Return whether `value` is a DTensor or a ShardedTensor, without importing their modules."""
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         return False
-    return is_dtensor(value) or isinstance(value, _sharded_tensor())
+    return is_dtensor(value) or isinstance(value, _class(*_SHARDED))
 
 
 def is_dtensor(value: object) -> bool:
     """Return whether `value` is a DTensor, without importing its module."""
-    return isinstance(value, _class("torch.distributed.tensor", "DTensor"))
+    return isinstance(value, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
 def local_part(value: Any) -> Any:
     """Return this rank's part of a DTensor, in the same memory, and any other value as it is."""
-    return local_parts([value])[0]
+    return local_parts([value])[0] if is_dtensor(value) else value
 
 
 @torch.no_grad()
@@ -97,14 +97,15 @@ def refuse_old_shards(what: str, model: torch.nn.Module, advice: str = FULLY_SHA
         what: the feature that would take one rank's part for the whole, which begins the message.
         advice: the end of the message.
     """
+    fsdp1, sharded = _class(*_FSDP1), _class(*_SHARDED)
     for name, module in model.named_modules():
-        if isinstance(module, _fsdp1()):
+        if isinstance(module, fsdp1):
             raise TypeError(
                 f"{what}: the module {name!r} of the model is sharded over ranks: expected plain "
                 f"parameters or DTensors, got a {type(module).__name__}. {advice}"
             )
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, _sharded_tensor()):
+        if isinstance(parameter, sharded):
             refuse_sharded(f"{what}: {name!r} of the model", parameter, advice)
 
 
@@ -130,13 +131,13 @@ def gathers_weights(model: torch.nn.Module) -> bool:
 
 def is_wrapped_by_fsdp(model: torch.nn.Module) -> bool:
     """Return whether FSDP1 or FSDP2 shards a module of `model`."""
-    kinds = (_fsdp1(), _fsdp2())
+    kinds = _class(*_FSDP1), _class(*_FSDP2)
     return any(isinstance(each, kinds) for each in model.modules())
 
 
 def fsdp_modules(model: torch.nn.Module) -> list[Any]:
     """Return the modules of `model` to which FSDP2's `fully_shard` was applied."""
-    fsdp2 = _fsdp2()
+    fsdp2 = _class(*_FSDP2)
     return [module for module in model.modules() if isinstance(module, fsdp2)] if fsdp2 else []
 
 
@@ -163,16 +164,9 @@ def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.shape, *placed)
 
 
-def _sharded_tensor() -> Any:
-    return _class("torch.distributed._shard.sharded_tensor", "ShardedTensor")
-
-
-def _fsdp1() -> Any:
-    return _class("torch.distributed.fsdp", "FullyShardedDataParallel")
-
-
-def _fsdp2() -> Any:
-    return _class("torch.distributed.fsdp", "FSDPModule")
+_SHARDED = "torch.distributed._shard.sharded_tensor", "ShardedTensor"
+_FSDP1 = "torch.distributed.fsdp", "FullyShardedDataParallel"
+_FSDP2 = "torch.distributed.fsdp", "FSDPModule"
 
 
 def _class(module: str, name: str) -> Any:

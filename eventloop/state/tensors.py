@@ -15,22 +15,19 @@ _ATOMS = frozenset({str, int, float, bool, type(None)})
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """Return the tensors in nested mappings, lists and tuples, in order."""
     found: list[torch.Tensor] = []
-    _find(value, found)
+    _find((value,), found)
     return found
 
 
-def _find(value: Any, found: list[torch.Tensor]) -> None:
-    if isinstance(value, torch.Tensor):
-        found.append(value)
-    elif isinstance(value, MAPPINGS):
-        _find_in(value.values(), found)
-    elif isinstance(value, SEQUENCES):
-        _find_in(value, found)
-
-
-def _find_in(values: Iterable[Any], found: list[torch.Tensor]) -> None:
+def _find(values: Iterable[Any], found: list[torch.Tensor]) -> None:
     for value in values:
-        if type(value) not in _ATOMS:  # most values are atoms, and isinstance checks of each take long
+        if type(value) in _ATOMS:  # most values are atoms, and isinstance checks of each take long
+            continue
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, MAPPINGS):
+            _find(value.values(), found)
+        elif isinstance(value, SEQUENCES):
             _find(value, found)
 
 

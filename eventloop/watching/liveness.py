@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from eventloop.ownership.owner import Owner
-from eventloop.ownership.records import State
+from eventloop.ownership.owner import Owner, State
 from eventloop.ownership.status import Beat, Outcome, RunStatus
 from eventloop.temporary.names import directory_time
 from eventloop.util.formatting import duration, on_a_line

@@ -15,8 +15,7 @@ from eventloop.costs.records import RunCosts
 from eventloop.description.record import read_record
 from eventloop.eventlog.format import FILE_NAME as EVENTS
 from eventloop.eventlog.jsonl import FILE_NAME as ROWS
-from eventloop.ownership.owner import read_owner
-from eventloop.ownership.records import records_in
+from eventloop.ownership.owner import read_owner, records_in
 from eventloop.ownership.status import FILE as HEARTBEAT
 from eventloop.ownership.status import Outcome, RunStatus, read_status
 from eventloop.util.checks import at_least, check_seconds

@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from eventloop.checkpoint import CheckpointError, load_best, load_newest, save_checkpoint
-from eventloop.checkpoint.directory import begin_new_run, go_back, scan
-from eventloop.checkpoint.lineage import (
+from eventloop.checkpoint.directory import (
     LINE,
     NOTHING,
     StepBack,
+    begin_new_run,
+    go_back,
     lineage_filter,
     read_steps_back,
     same_run_filter,
+    scan,
     write_steps_back,
 )
 from eventloop.checkpoint.manifest import Label

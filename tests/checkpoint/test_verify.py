@@ -16,7 +16,7 @@ from eventloop.checkpoint import (
     verify_checkpoint,
 )
 from eventloop.checkpoint.commit import PAYLOAD
-from eventloop.checkpoint.verify import open_verified
+from eventloop.checkpoint.manifest import open_verified
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ import pytest
 from eventloop.cli import main
 from eventloop.cli.watch.chart import LABEL, chart
 from eventloop.cli.watch.text import view_lines
-from eventloop.ownership.records import records_in
+from eventloop.ownership.owner import records_in
 from eventloop.watching import RunReader, RunView
 from tests.cli.conftest import ENVIRONMENT
 from tests.cli.test_terminal import SHOW_CURSOR, plain

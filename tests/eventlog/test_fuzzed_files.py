@@ -22,7 +22,7 @@ from eventloop.eventlog.format import HEADER, EventLogError, pack
 from eventloop.events.base import event_name
 from eventloop.events.catalogue import declared_events
 from eventloop.events.run import Run
-from eventloop.ownership.records import Record, read_record
+from eventloop.ownership.owner import Record, read_record
 from eventloop.tracing.chrome import WindowFacts
 from eventloop.tracing.files import of_rank, trace_path, write_trace
 from eventloop.writers import EventLogWriter

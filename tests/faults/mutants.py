@@ -167,7 +167,7 @@ MUTANTS = (
         ),
     ),
     *_of(
-        "checkpoint/verify.py",
+        "checkpoint/manifest.py",
         READ,
         ("no check of a hash", "if digest != entry.sha256", "if False"),
         ("no check of a size", "if size != entry.bytes", "if False"),
@@ -230,10 +230,10 @@ MUTANTS = (
     *_of(
         "checkpoint/directory.py",
         LINE,
-        ("a sequence is given twice", ", *(step.newest for step in steps)", ""),
+        ("a sequence is given twice", ", *[step.newest for step in steps]", ""),
     ),
     *_of(
-        "checkpoint/lineage.py",
+        "checkpoint/directory.py",
         LINE,
         (
             "no sync of the line's bytes",

@@ -20,6 +20,7 @@ from eventloop.data.index_reader import IndexReader
 from eventloop.data.loader_state import own_random_state, set_generators, set_own_random_state
 from eventloop.data.rng import rng_state, set_rng_state
 from eventloop.hooks import Hook
+from eventloop.resume.apply import Applying
 from tests.checkpoints import rewrite
 from tests.support.cuda import set_cuda
 from tests.support.trainers import build_trainer, samples, tiny_model
@@ -236,8 +237,9 @@ def test_settings_are_those_of_the_beginning(tmp_path: Path) -> None:
     saved = {"settings": {"optimizer": {}, "param_schedulers": [{"seen": [5]}]}}
 
     scheduler.seen[:] = [7]
-    settings.scheduler_states([{"seen": [5]}], ())[0]["seen"].append(8)
-    (built,) = settings.scheduler_states([{"seen": [5]}], ())
+    applying = Applying(trainer, settings.record_begin())
+    applying.scheduler_states([{"seen": [5]}])[0]["seen"].append(8)
+    (built,) = applying.scheduler_states([{"seen": [5]}])
     settings.record(saved)
     saved["settings"]["param_schedulers"][0]["seen"].append(6)  # type: ignore[index]
 

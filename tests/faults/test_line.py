@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from eventloop.checkpoint import load_newest
-from eventloop.checkpoint.directory import go_back, scan
-from eventloop.checkpoint.lineage import read_steps_back
+from eventloop.checkpoint.directory import go_back, read_steps_back, scan
 from eventloop.temporary.leftovers import leftovers, remove_dead
 from tests.checkpoints import orphan
 from tests.faults.crash_states import Model, write_tree

@@ -11,7 +11,7 @@ import pytest
 
 from eventloop import Trainer
 from eventloop.checkpoint import load_newest
-from eventloop.checkpoint.lineage import LINE
+from eventloop.checkpoint.directory import LINE
 from eventloop.hooks import CheckpointHook
 from tests.support.internals import substitute
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eventloop.ownership.records import Record, create_record
+from eventloop.ownership.owner import Record, create_record
 
 ELSEWHERE = "0123456789ab"
 """A place that is not this one."""

@@ -12,8 +12,7 @@ import pytest
 from eventloop.ownership import Owner, WorkDirInUseError, read_owner
 from eventloop.ownership.acquiring import acquire, owning
 from eventloop.ownership.holding import Heartbeat, Held
-from eventloop.ownership.owner import owners_in
-from eventloop.ownership.records import records_in
+from eventloop.ownership.owner import owners_in, records_in
 from tests.ownership.conftest import Forge
 from tests.ownership.trainings import alive, contents
 from tests.support.forking import forked

@@ -10,7 +10,7 @@ import pytest
 
 from eventloop.ownership import read_owner
 from eventloop.ownership.acquiring import acquire
-from eventloop.ownership.records import records_in
+from eventloop.ownership.owner import records_in
 from eventloop.temporary.process_identity import this_process
 from tests.checkpoints import NOBODY
 from tests.ownership.conftest import Forge

@@ -16,7 +16,7 @@ from eventloop.checkpoint.directory import scan
 from eventloop.events import AfterTrainEpoch, CheckpointFailed, CheckpointSaved, Event
 from eventloop.hooks import CheckpointHook
 from eventloop.ownership import WorkDirInUseError, read_owner
-from eventloop.ownership.records import records_in
+from eventloop.ownership.owner import records_in
 from eventloop.writers import ConsoleWriter, CSVWriter, JSONLWriter
 from tests.ownership.conftest import ELSEWHERE
 from tests.ownership.trainings import KILL, alive, contents, steps, training

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint
-from eventloop.resume.ranks import state_of_rank
+from eventloop.resume.loading import state_of_rank
 from tests.ranks import run_ranks
 from tests.support.trainers import MakeTrainer, shuffled
 

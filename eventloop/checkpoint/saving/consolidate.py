@@ -16,12 +16,11 @@ from torch.storage import UntypedStorage
 
 from eventloop.checkpoint.archive import write_archive
 from eventloop.checkpoint.disk import Sink
-from eventloop.checkpoint.manifest import read_identified
+from eventloop.checkpoint.manifest import read_identified, verify_published
 from eventloop.checkpoint.saving.publish import PublishedFormat, origin_of, write_beside
 from eventloop.checkpoint.saving.safetensors_file import check_flat, encode, require_safetensors
 from eventloop.checkpoint.serialize import bytes_of_storage, records_by
 from eventloop.checkpoint.store import Loaded, read_small_part
-from eventloop.checkpoint.verify import verify_published
 from eventloop.util.errors import CheckpointError
 
 

@@ -9,9 +9,8 @@ import msgspec
 import torch
 from torch.distributed.tensor import DTensor
 
-from eventloop.checkpoint.manifest import read_manifest
+from eventloop.checkpoint.manifest import check_sizes, read_manifest
 from eventloop.checkpoint.sharded.reader import Entry, Shards
-from eventloop.checkpoint.verify import check_sizes
 from eventloop.util.errors import CheckpointError
 from eventloop.util.suggest import near
 

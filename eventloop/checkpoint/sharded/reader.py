@@ -35,12 +35,11 @@ from torch.distributed.checkpoint.state_dict_loader import load, load_state_dict
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from eventloop.checkpoint.manifest import UNREADABLE, Manifest
+from eventloop.checkpoint.manifest import UNREADABLE, Manifest, check_file
 from eventloop.checkpoint.sharded.encode import rank_name
 from eventloop.checkpoint.sharded.part import INDEX
 from eventloop.checkpoint.sharded.places import Place, replaced
 from eventloop.checkpoint.sharded.plan import rows_of
-from eventloop.checkpoint.verify import check_file
 from eventloop.state.schema import refusing
 from eventloop.util.errors import CheckpointError
 from eventloop.util.file_names import is_plain_name

@@ -1,34 +1,74 @@
-"""Hold the state of each rank in a checkpoint, and choose each rank's part of it on a resume.
+"""Load the parts of a checkpoint besides the weights and the optimizers: hooks, position and random states.
 
-Every rank draws its own random numbers: for dropout, and in the workers of its loader for augmentation. So
-the checkpoint holds the random state and the loader position of every rank. Rank 0 gathers and writes them;
-if a rank has ended, the checkpoint is saved with the state of rank 0 alone. Ranks whose model is sharded each
-write their own, and nothing is gathered.
+`TrainerState` calls it. Each rank continues from its own part of the checkpoint, as each has its own random
+state and its own place in the loader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from eventloop.checkpoint.weights import unwrap
 from eventloop.data.loader_info import is_stream
-from eventloop.data.loader_state import random_state, samplers_of
+from eventloop.data.loader_state import has_own_state, random_state, samplers_of
 from eventloop.data.position import LoaderPosition
-from eventloop.data.readers import has_own_state
 from eventloop.data.rng import module_generators, rng_state, set_module_generators, set_rng_state
+from eventloop.optim.optimizers import named_optimizers
+from eventloop.optim.param_groups import own_schedulers
+from eventloop.resume.apply import scheduled_now
 from eventloop.resume.protocols import ResumableTrainer
-from eventloop.resume.setting_changes import OF_RANKS, POSITION, Change
-from eventloop.state.exchange import gather_on_rank_0
-from eventloop.state.remembered import KEY
+from eventloop.resume.setting_changes import FROZEN, OF_RANKS, POSITION, Change, Choice
+from eventloop.state.plain_values import with_arrays
+from eventloop.state.remembered import KEY, annotate_errors
+from eventloop.state.rollback import Rollback
 from eventloop.state.schema import refusing
-from eventloop.state.sharded import is_dtensor
-from eventloop.state.tensors import with_tensors
+
+logger = logging.getLogger("eventloop")
+
+
+RATE_STAYS_ZERO = (
+    "%s: the learning rate %sis 0: unless its schedules raise it again, the rest of the run trains nothing. "
+    'Build them for the present length of the run, and call resume(path, changed="apply"); or resume from '
+    "before their end"
+)
+
+
+def load_hooks(hooks: Collection[Any], checkpoint: Mapping[str, Any], rollback: Rollback) -> list[str]:
+    """Load the states of the hooks; return a line for each hook without a state, and state without a hook.
+
+    Args:
+        checkpoint: the checkpoint, with the states by hook name, and the places of arrays in them.
+        rollback: restores the hooks that are already loaded if a later part of the resume fails.
+    """
+    states, source = checkpoint["hooks"], rollback.source
+    if places := checkpoint["meta"].get("arrays"):
+        states = with_arrays(states, places)
+    lines, names = [], {hook.name: hook.stateful for hook in hooks}
+    for hook in hooks:
+        if names[hook.name] and hook.name in states:
+            note = (
+                f"raised by the hook {hook.name}, which was given its state of {source}. A run without that "
+                "hook, or with it under another name, ignores the state"
+            )
+            with annotate_errors(note):
+                rollback.snapshot(f"the hook {hook.name}", hook)
+                hook.load_state_dict(states[hook.name])
+        elif names[hook.name]:
+            lines.append(f"{source} has no state of the hook {hook.name}, which starts afresh")
+    for name in states:
+        if name not in names:
+            lines.append(f"{source} has a state of {name}, but this trainer has no such hook")
+        elif not names[name]:
+            lines.append(
+                f"{source} has a state of the hook {name}, which is not stateful here; the state is ignored"
+            )
+    return lines
 
 
 def present_position(trainer: ResumableTrainer) -> Callable[[], None]:
@@ -45,40 +85,47 @@ def present_position(trainer: ResumableTrainer) -> Callable[[], None]:
     return restore
 
 
-def own_state(checkpoint: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:
-    """Return a rank's own state: random state, loader position, buffers, and what the program remembers."""
-    return {
-        **({KEY: checkpoint[KEY]} if KEY in checkpoint else {}),
-        "rng": checkpoint["rng"],
-        "position": checkpoint["meta"]["position"],
-        "buffers": _own_buffers(model, checkpoint["state_dict"]),
-    }
-
-
-def add_ranks(checkpoint: dict[str, Any], model: torch.nn.Module) -> None:
-    """Add the states of the other ranks to a checkpoint, on rank 0; a collective that waits for the GPU."""
-    own = own_state(checkpoint, model)
-    own |= {key: with_tensors(own[key], torch.Tensor.cpu) for key in ("buffers", KEY) if key in own}
-    if (ranks := gather_on_rank_0(own)) is not None:
-        checkpoint["ranks"] = [None, *ranks[1:]]
-
-
-def _own_buffers(model: torch.nn.Module, saved: Container[str]) -> dict[str, torch.Tensor]:
-    """Return the saved buffers in which the ranks differ; these are the live ones.
-
-    The ranks differ if nothing broadcasts rank 0's buffers in each forward pass, as DistributedDataParallel
-    does by default. FSDP2 and tensor parallelism never do; then buffers that are DTensors are in the shards.
+def freeze(model: torch.nn.Module, meta: Mapping[str, Any], kept: Collection[str]) -> None:
+    """Let the parameters train that trained when a checkpoint was saved, and freeze all others; cannot fail.
 
     Args:
-        model: the model, as the trainer has it.
-        saved: the names in the model's `state_dict`.
+        meta: the `meta` of the checkpoint.
+        kept: the parameters that stay as they are.
     """
-    model, inner = getattr(model, "_orig_mod", model), unwrap(model)  # inside torch.compile
-    ddp = isinstance(model, DistributedDataParallel)
-    if model.broadcast_buffers if ddp else not any(map(is_dtensor, inner.parameters())):
-        return {}
-    buffers = ((name, buffer) for name, buffer in inner.named_buffers() if name in saved)
-    return {name: buffer.detach() for name, buffer in buffers if not is_dtensor(buffer)}
+    if (frozen := meta.get("frozen")) is None:
+        return
+    for name, parameter in model.named_parameters():
+        if name not in kept and (parameter.is_floating_point() or parameter.is_complex()):
+            parameter.requires_grad_(name not in frozen)
+
+
+def edited(changes: Iterable[Change]) -> set[str]:
+    """Return the parameters that only one side froze when its run began."""
+    found = [change for change in changes if change.name == FROZEN]
+    return {name for change in found for name in (*change.saved, *change.own)}
+
+
+def change_lines(changed: Choice, changes: list[Change], trainer: ResumableTrainer) -> Iterator[str]:
+    """Yield a log line for each changed setting, with the value with which the run continues."""
+    for change in changes:
+        kept = change.kind == "loaded" and changed == "keep"
+        why = ': changed="keep" cannot change that' if changed == "keep" and change.kind == "given" else ""
+        now = "" if change.group is None else scheduled_now(trainer, *change.group)
+        yield f"{change}; the run continues with {change.saved if kept else change.own!r}{why}{now}"
+
+
+def warn_of_zero_rates(trainer: ResumableTrainer, source: Path) -> None:
+    """Log each optimizer whose scheduled rate is 0 after a resume, unless the run is complete."""
+    ends = ((trainer.iter, trainer.max_iters), (trainer.epoch, trainer.max_epochs))
+    if any(end is not None and done >= end for done, end in ends):
+        return
+    for name, optimizer in named_optimizers(trainer.optimizer).items():
+        if own_schedulers(trainer.schedulers, optimizer) and any(map(_has_stopped, optimizer.param_groups)):
+            logger.warning(RATE_STAYS_ZERO, source, f"of {name!r} " if name else "")
+
+
+def _has_stopped(group: Mapping[str, Any]) -> bool:
+    return float(group.get("lr", 1)) == 0 and float(group.get("initial_lr", 0)) != 0
 
 
 class RankState(NamedTuple):
@@ -100,7 +147,7 @@ class RankState(NamedTuple):
 
     def load_buffers(self, model: torch.nn.Module) -> None:
         """Copy the buffers of this rank into those of the model with the same name and shape."""
-        own = dict(unwrap(model).named_buffers())
+        own = dict(model.named_buffers())
         for name, buffer in self.buffers.items():
             if name in own and own[name].shape == buffer.shape:
                 own[name].copy_(buffer)
@@ -123,11 +170,17 @@ def state_of_rank(
     saved = len(others) if isinstance(others, list) else meta["settings"]["run"].get("world_size")
     parts = dict(enumerate(others)) if isinstance(others, list) else others or {}
     if others is None and saved != 1 and world_size > 1:
-        return first._replace(inexact=_of_rank_0(first.remembered))
-    inexact = "" if saved in (None, world_size) else _of_other_ranks(saved, world_size)
+        also = f", and the remembered states {_quoted(first.remembered)}," if first.remembered else ""
+        of_rank_0 = f"the random state and the loader position{also} of rank 0 alone"
+        return first._replace(inexact=f"it has {of_rank_0}: every rank continues with them")
+    inexact = (
+        f"it was saved by {saved} ranks, and this run has {world_size}: random numbers differ from here on"
+        if saved not in (None, world_size)
+        else ""
+    )
     if rank == 0:
         own_part = others.get(0) if isinstance(others, Mapping) else None  # of ranks that save together
-        inexact += _left_out(parts, world_size)
+        inexact += _left_out({rank: part for rank, part in parts.items() if rank >= world_size})
         return first._replace(inexact=inexact, buffers={} if own_part is None else own_part["buffers"])
     if (part := parts.get(rank)) is not None:
         return RankState(part["rng"], part["position"], inexact, part["buffers"], part.get(KEY, {}))
@@ -137,22 +190,10 @@ def state_of_rank(
     )
 
 
-def _of_rank_0(remembered: Iterable[str]) -> str:
-    also = f", and the remembered states {_quoted(remembered)}," if remembered else ""
-    own = f"the random state and the loader position{also} of rank 0 alone"
-    return f"it has {own}: every rank continues with them"
-
-
-def _of_other_ranks(saved: int, world_size: int) -> str:
-    return f"it was saved by {saved} ranks, and this run has {world_size}: random numbers differ from here on"
-
-
-def _left_out(parts: Mapping[int, Mapping[str, Any] | None], world_size: int) -> str:
+def _left_out(parts: Mapping[int, Mapping[str, Any] | None]) -> str:
     """Return the end of a text that names the remembered states of ranks that this run does not have."""
     states = [
-        f"{_quoted(part[KEY])} of rank {rank}"
-        for rank, part in parts.items()
-        if rank >= world_size and part is not None and part.get(KEY)
+        f"{_quoted(part[KEY])} of rank {rank}" for rank, part in parts.items() if part and part.get(KEY)
     ]
     return f"; no rank gets the remembered states {', '.join(states)}" if states else ""
 
@@ -185,10 +226,10 @@ def load_place(
     """Load the counters, the position and the random state, and return where the pass continues."""
     trainer.iter = trainer.metrics.iter = int(meta["iter"])
     trainer.epoch = trainer.metrics.epoch = int(meta["epoch"])
-    before = rng_state()
+    rng = rng_state() if rank_state.rng is None else rank_state.rng
     with refusing(f"{path} cannot be resumed from, its random state is invalid"):
         trainer.position.load_state_dict(rank_state.position)
-        set_rng_state(before if rank_state.rng is None else rank_state.rng)
+        set_rng_state(rng)
         if rank_state.rng is not None:
             set_module_generators(unwrap(trainer.model), rank_state.rng.get("modules", {}))
     return move_position(trainer.position, trainer.loader, changes)
@@ -216,7 +257,7 @@ _IF_DIVIDED = ", if the ranks divide one order of the samples, as with a Distrib
 
 
 def _has_other_ranks(changes: Iterable[Change]) -> bool:
-    return any(change.name in OF_RANKS for change in changes)
+    return not {change.name for change in changes}.isdisjoint(OF_RANKS)
 
 
 def _is_of_one_rank(loader: Iterable[Any] | None) -> bool:

@@ -1,0 +1,161 @@
+"""Gather everything that changes the course of a training, as a checkpoint holds it.
+
+`TrainerState` calls it for `CheckpointHook`. Every rank draws its own random numbers: for dropout, and in the
+workers of its loader for augmentation. So a checkpoint holds the random state and the loader position of
+every rank. Rank 0 gathers and writes them; if a rank has ended, the checkpoint is saved with the state of
+rank 0 alone. Ranks whose model is sharded each write their own, and nothing is gathered.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
+import msgspec
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from eventloop.checkpoint.weights import unwrap
+from eventloop.data.rng import module_generators, rng_state
+from eventloop.data.trainer_parts import Within
+from eventloop.optim.optimizers import class_names, named_optimizers, optimizer_state
+from eventloop.optim.option_states import unsaved_tensors
+from eventloop.optim.parameter_names import parameter_names
+from eventloop.resume.by_name import scheduler_optimizers
+from eventloop.resume.protocols import ResumableTrainer
+from eventloop.resume.settings import Settings, frozen_parameters
+from eventloop.state.exchange import gather_on_rank_0
+from eventloop.state.keys import SHARDED
+from eventloop.state.plain_values import arrays_as_tensors, plain
+from eventloop.state.remembered import KEY
+from eventloop.state.schema import SCHEMA
+from eventloop.state.sharded import is_dtensor
+from eventloop.state.tensors import with_tensors
+
+logger = logging.getLogger("eventloop")
+
+
+def collect(
+    trainer: ResumableTrainer, settings: Settings, hooks: Mapping[str, Any], within: Within = ""
+) -> dict[str, Any]:
+    """Return the contents of a checkpoint, with the live tensors.
+
+    Args:
+        settings: the settings with which the trainer was built.
+        hooks: the states of the hooks, by name.
+        within: as in `TrainerState.gather`.
+    """
+    model, optimizer = unwrap(trainer.model), trainer.optimizer
+    meta = {
+        "schema": SCHEMA,
+        "iter": trainer.iter + (within == "iter"),
+        "epoch": trainer.epoch + (within == "epoch"),
+        "max_iters": trainer.max_iters,
+        "max_epochs": trainer.max_epochs,
+        "optimizer": class_names(optimizer),
+        "parameters": parameter_names(model, trainer.loss_fn, optimizer),
+        "param_schedulers": [type(scheduler).__name__ for scheduler in trainer.schedulers],
+        "scheduler_optimizers": scheduler_optimizers(trainer),
+        "position": trainer.position.state_dict(within),
+        "settings": settings.state_dict(),
+        "frozen": frozen_parameters(model),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "torch": str(torch.__version__),
+        **({"commands": msgspec.to_builtins(commands)} if (commands := trainer.applied_commands) else {}),
+    }
+    return {
+        "meta": meta,
+        "state_dict": model.state_dict(),
+        "optimizer": optimizer_state(optimizer),
+        "param_schedulers": [scheduler.state_dict() for scheduler in trainer.schedulers],
+        "hooks": hooks,
+        "rng": rng_state() | {"modules": module_generators(model)},
+        **trainer.remembered.state_dict(),
+    }
+
+
+def as_saved(checkpoint: Mapping[str, Any], *, shards: bool = False) -> dict[str, Any]:
+    """Return a checkpoint as tensors and plain values; `meta` has the places of hooks' arrays.
+
+    Args:
+        checkpoint: the checkpoint.
+        shards: whether its weights and its optimizers' states may be DTensors.
+
+    Raises:
+        TypeError: a value cannot be loaded with `weights_only=True`; the error names its place.
+    """
+    hooks, arrays = arrays_as_tensors(checkpoint.get("hooks", {}))
+    found = {
+        **checkpoint,
+        **({"hooks": hooks, "meta": checkpoint["meta"] | {"arrays": arrays}} if arrays else {}),
+    }
+    return {key: plain(value, key, shards=shards and key in SHARDED) for key, value in found.items()}
+
+
+def states_so_far(hooks: Iterable[Any]) -> dict[str, Any]:
+    """Return the states of the hooks before the first iteration, without those that cannot be read yet."""
+    states = {}
+    for hook in hooks:
+        if hook.stateful:
+            try:
+                states[hook.name] = hook.state_dict()
+            except Exception as error:  # perhaps it makes its attributes later
+                logger.warning(
+                    "the state of the hook %s cannot be read before the first iteration, so nobody knows "
+                    "whether it can be saved: %r",
+                    hook.name,
+                    error,
+                )
+    return states
+
+
+def warn_of_unsaved_tensors(optimizer: Any) -> None:
+    """Log the tensors of optimizers that no checkpoint will have."""
+    for name, each in named_optimizers(optimizer).items():
+        if found := unsaved_tensors(each):
+            logger.warning(
+                "%s%s holds tensors in %s, which its state_dict() does not have: no checkpoint saves them, "
+                "and a resume begins them anew. Keep them in optimizer.state[parameter], or define "
+                "state_dict() and load_state_dict()",
+                type(each).__name__,
+                f" (optimizer {name!r})" if name else "",
+                ", ".join(found),
+            )
+
+
+def own_state(checkpoint: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:
+    """Return a rank's own state: random state, loader position, buffers, and what the program remembers."""
+    return {
+        **({KEY: checkpoint[KEY]} if KEY in checkpoint else {}),
+        "rng": checkpoint["rng"],
+        "position": checkpoint["meta"]["position"],
+        "buffers": _own_buffers(model, checkpoint["state_dict"]),
+    }
+
+
+def add_ranks(checkpoint: dict[str, Any], model: torch.nn.Module) -> None:
+    """Add the states of the other ranks to a checkpoint, on rank 0; a collective that waits for the GPU."""
+    own = own_state(checkpoint, model)
+    own |= {key: with_tensors(own[key], torch.Tensor.cpu) for key in ("buffers", KEY) if key in own}
+    if (ranks := gather_on_rank_0(own)) is not None:
+        checkpoint["ranks"] = [None, *ranks[1:]]
+
+
+def _own_buffers(model: torch.nn.Module, saved: Container[str]) -> dict[str, torch.Tensor]:
+    """Return the saved buffers in which the ranks differ; these are the live ones.
+
+    The ranks differ if nothing broadcasts rank 0's buffers in each forward pass, as DistributedDataParallel
+    does by default. FSDP2 and tensor parallelism never do; then buffers that are DTensors are in the shards.
+
+    Args:
+        model: the model, as the trainer has it.
+        saved: the names in the model's `state_dict`.
+    """
+    model, inner = getattr(model, "_orig_mod", model), unwrap(model)  # inside torch.compile
+    ddp = isinstance(model, DistributedDataParallel)
+    if model.broadcast_buffers if ddp else not any(map(is_dtensor, inner.parameters())):
+        return {}
+    buffers = ((name, buffer) for name, buffer in inner.named_buffers() if name in saved)
+    return {name: buffer.detach() for name, buffer in buffers if not is_dtensor(buffer)}
