@@ -15,35 +15,32 @@ _ATOMS = frozenset({str, int, float, bool, type(None)})
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """Return the tensors in nested mappings, lists and tuples, in order."""
     found: list[torch.Tensor] = []
-    _find(value, found)
+    ahead = [value]  # a stack, whose last value is the next one
+    while ahead:
+        value = ahead.pop()
+        if type(value) in _ATOMS:  # most values are atoms, and isinstance checks of each take long
+            continue
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, MAPPINGS):
+            ahead += [*value.values()][::-1]
+        elif isinstance(value, SEQUENCES):
+            ahead += value[::-1]
     return found
 
 
-def _find(value: Any, found: list[torch.Tensor]) -> None:
-    if isinstance(value, torch.Tensor):
-        found.append(value)
-    elif isinstance(value, MAPPINGS):
-        _find_in(value.values(), found)
-    elif isinstance(value, SEQUENCES):
-        _find_in(value, found)
-
-
-def _find_in(values: Iterable[Any], found: list[torch.Tensor]) -> None:
-    for value in values:
-        if type(value) not in _ATOMS:  # most values are atoms, and isinstance checks of each take long
-            _find(value, found)
-
-
 def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a nested state in new dicts, lists and tuples, with `change(tensor)` for each of its tensors."""
+    """Return a nested state in new dicts, lists, tuples and sets, with `change(tensor)` for each tensor."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, MAPPINGS):
-        return {key: with_tensors(each, change) for key, each in value.items()}
+        return {
+            key: each if type(each) in _ATOMS else with_tensors(each, change) for key, each in value.items()
+        }
     if isinstance(value, SEQUENCES):
-        changed = [with_tensors(each, change) for each in value]
+        changed = [each if type(each) in _ATOMS else with_tensors(each, change) for each in value]
         return changed if isinstance(value, list) else tuple(changed)
-    return value
+    return set(value) if isinstance(value, set) else value
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
