@@ -69,7 +69,7 @@ def records_of(
 
 
 def pickled(value: Any, rebuilt: Rebuilt = _NOTHING) -> tuple[bytes, dict[str, UntypedStorage]]:
-    """Return the record `data.pkl` of `torch.save`'s file, and by key the storages of the records `data/<key>`."""
+    """Return the record `data.pkl` of `torch.save`'s file, and by key the storages of `data/<key>`."""
     stream = io.BytesIO()
     pickler = _Pickler(stream, rebuilt)
     pickler.dump(value)

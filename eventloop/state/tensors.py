@@ -18,19 +18,19 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     ahead = [value]  # a stack, whose last value is the next one
     while ahead:
         value = ahead.pop()
-        if type(value) in _ATOMS:  # most values are atoms, and isinstance checks of each take long
-            continue
         if isinstance(value, torch.Tensor):
             found.append(value)
-        elif isinstance(value, MAPPINGS):
-            ahead += [*value.values()][::-1]
-        elif isinstance(value, SEQUENCES):
-            ahead += value[::-1]
+            continue
+        items: Iterable[Any] = value if isinstance(value, SEQUENCES) else ()
+        if isinstance(value, MAPPINGS):
+            items = value.values()
+        # most values are atoms, and isinstance checks of each take long
+        ahead += [each for each in items if type(each) not in _ATOMS][::-1]
     return found
 
 
 def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a nested state in new dicts, lists, tuples and sets, with `change(tensor)` for each tensor."""
+    """Return a nested state in new dicts, lists and tuples, with `change(tensor)` for each of its tensors."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, MAPPINGS):
@@ -40,7 +40,7 @@ def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
     if isinstance(value, SEQUENCES):
         changed = [each if type(each) in _ATOMS else with_tensors(each, change) for each in value]
         return changed if isinstance(value, list) else tuple(changed)
-    return set(value) if isinstance(value, set) else value
+    return value
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -36,16 +36,16 @@ def pointers(state: dict[str, Any]) -> set[int]:
 
 def test_a_snapshot_is_a_copy() -> None:
     """Later changes in place do not change the snapshot, whose tensors have no gradients."""
-    weight, seen = torch.nn.Parameter(torch.zeros(3)), {1, 2}
+    weight = torch.nn.Parameter(torch.zeros(3))
     live: dict[str, Any] = {
         "state_dict": {"w": weight},
-        "nested": [{"n": 1, "t": (torch.ones(()), None, seen)}],
+        "nested": [{"n": 1, "t": (torch.ones(()), None, {1, 2})}],
         "odd": torch.device("cpu"),
     }
 
-    taken = begun(live).state
+    snapshot = begun(live)
     weight.data.add_(1)
-    seen.add(3)
+    taken = snapshot.wait()
 
     assert torch.equal(taken["state_dict"]["w"], torch.zeros(3))
     assert not taken["state_dict"]["w"].requires_grad
@@ -56,9 +56,9 @@ def test_a_snapshot_is_a_copy() -> None:
 def test_a_snapshot_reuses_its_buffers() -> None:
     """The second snapshot of a state is in the memory of the first one."""
     buffers = Buffers()
-    first = pointers(begun(OLD, buffers=buffers).state)
+    first = pointers(begun(OLD, buffers=buffers).wait())
 
-    second = begun(NEW, buffers=buffers).state
+    second = begun(NEW, buffers=buffers).wait()
 
     assert pointers(second) == first
     assert torch.equal(second["state_dict"]["w"], torch.ones(3))
@@ -70,7 +70,7 @@ def test_a_snapshot_of_another_shape(changed: torch.Tensor) -> None:
     buffers = Buffers()
     begun(OLD, buffers=buffers)
 
-    taken = begun({"state_dict": {"w": changed}}, buffers=buffers).state["state_dict"]["w"]
+    taken = begun({"state_dict": {"w": changed}}, buffers=buffers).wait()["state_dict"]["w"]
 
     assert torch.equal(taken, changed)
     assert taken.dtype == changed.dtype
@@ -80,7 +80,7 @@ def test_a_snapshot_of_another_shape(changed: torch.Tensor) -> None:
 def test_a_sparse_tensor_is_copied(layout: torch.layout) -> None:
     """A sparse tensor, which fits no buffer, is copied by itself."""
     weight = sparse(layout)
-    taken = begun({"state_dict": {"s": weight, "w": torch.ones(3)}}).state["state_dict"]
+    taken = begun({"state_dict": {"s": weight, "w": torch.ones(3)}}).wait()["state_dict"]
 
     weight.values().zero_()
 
@@ -106,7 +106,7 @@ def test_what_comes_later_is_copied_by_copy() -> None:
     snapshot.copy()
 
     assert (before, snapshot.unfinished) == (True, False)
-    assert [t.tolist() for t in snapshot.state["state_dict"].values()] == [[1.0] * 3] * 2
+    assert [t.tolist() for t in snapshot.wait()["state_dict"].values()] == [[1.0] * 3] * 2
 
 
 def test_a_detached_view_is_the_parameter() -> None:
@@ -116,8 +116,9 @@ def test_a_detached_view_is_the_parameter() -> None:
     with torch.no_grad():
         parameter.add_(1)
 
+    snapshot.copy()
     with pytest.raises(ChangedWhileCopiedError, match="1 tensors of the parameters"):
-        snapshot.copy()
+        snapshot.wait()
 
 
 @pytest.mark.parametrize("wait", ["join", "wait"])
@@ -140,17 +141,18 @@ def test_waiting_for_the_copy(wait: str) -> None:
 
 
 def test_a_change_meanwhile() -> None:
-    """A tensor that changed before `join` makes `copy` raise with advice; `join` then returns."""
+    """A tensor that changed before `join` makes `wait` raise with advice; `join` then returns."""
     weight = torch.ones(3)
     snapshot = late(weight, torch.ones(3))
     weight.add_(1)
+    snapshot.copy()
 
     with pytest.raises(
         ChangedWhileCopiedError,
         match=r"1 tensors of .* were changed while they were copied, .*: change them in a handler that "
         r"runs before CheckpointHook, or use CheckpointHook\(overlap=False\)",
     ):
-        snapshot.copy()
+        snapshot.wait()
     snapshot.join()
 
 
@@ -162,7 +164,7 @@ def test_tied_tensors_are_copied_once() -> None:
     separately."""
     weight = torch.arange(6.0).view(2, 3)
     state = {"state_dict": {"a": weight, "tied": weight.detach()}, "hooks": [weight, weight.t(), weight[0]]}
-    taken = begun(state).state
+    taken = begun(state).wait()
     first, *views = taken["hooks"]
 
     assert len({first.data_ptr(), *(view.data_ptr() for view in views)}) == 3
@@ -174,7 +176,7 @@ def test_empty_tensors_are_no_tied_ones() -> None:
     """Empty tensors keep their own shapes and types, although they have no address."""
     empty = {"a": torch.empty(0), "b": torch.empty(0, 2), "c": torch.empty(0, dtype=torch.int64)}
 
-    assert {key: (t.shape, t.dtype) for key, t in begun(empty).state.items()} == {
+    assert {key: (t.shape, t.dtype) for key, t in begun(empty).wait().items()} == {
         key: (t.shape, t.dtype) for key, t in empty.items()
     }
 
@@ -192,7 +194,7 @@ def test_empty_tensors_are_no_tied_ones() -> None:
 def test_what_fits_no_flat_memory_is_copied_beside(make: Callable[[], torch.Tensor]) -> None:
     """Quantized, meta and nested tensors, which fit no buffer, are copied by themselves."""
     odd = make()
-    taken = begun({"w": torch.ones(2), "odd": odd}).state
+    taken = begun({"w": torch.ones(2), "odd": odd}).wait()
 
     assert type(taken["odd"]) is type(odd)
     assert taken["odd"] is not odd

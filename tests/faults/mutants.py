@@ -258,11 +258,7 @@ MUTANTS = (
             "            for source, view in ():\n",
         ),
         ("no waiting for the copy", "        self._done.wait()\n", "", "def join(self)"),
-    ),
-    *_of(
-        "checkpoint/saving/task.py",
-        COPY,
-        ("no waiting before it is written", "        snapshot.wait()\n", "        pass\n"),
+        ("no waiting before it is written", "        self._done.wait()\n", "", "def wait(self)"),
     ),
     *_of(
         "checkpoint/saving/snapshot.py",

@@ -302,7 +302,7 @@ def _copy_slowly() -> None:
         time.sleep(SLOW_SECONDS)
         copy(taken)
 
-    snapshot.Snapshot.copy = copy_later  # type: ignore[method-assign]
+    snapshot.Snapshot.copy = copy_later  # type: ignore[method-assign,assignment]
 
 
 def _arm(trial: ShardedTrial) -> None:

@@ -41,7 +41,7 @@ def test_a_tensor_that_does_not_lie_in_a_row_is_copied_late() -> None:
 
     snapshot.copy()
 
-    there = snapshot.state["state_dict"]
+    there = snapshot.wait()["state_dict"]
     assert all(torch.equal(there[name], expected[name]) for name in sources)
 
 

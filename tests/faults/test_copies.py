@@ -121,9 +121,10 @@ def test_what_a_device_copies_is_waited_for(
     seen: list[str] = []
     wait = Snapshot.wait
 
-    def record(snapshot: Snapshot) -> None:
-        wait(snapshot)
+    def record(snapshot: Snapshot) -> dict[str, Any]:
+        copy = wait(snapshot)
         seen.append("there")
+        return copy
 
     monkeypatch.setattr(Snapshot, "wait", record)
     saver = Saver(Writes(lambda path: seen.append("written")), process=False)

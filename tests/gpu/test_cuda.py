@@ -200,8 +200,7 @@ def test_snapshot_is_of_its_moment() -> None:
         snapshot = begun(state, buffers=buffers)
         state["state_dict"]["w"].fill_(-1.0)
         state["state_dict"]["n"].fill_(-1)
-        snapshot.wait()
-        taken = snapshot.state
+        taken = snapshot.wait()
 
         assert torch.equal(taken["state_dict"]["w"], torch.full((1000,), turn + 1.0))
         assert taken["state_dict"]["n"].item() == turn
@@ -217,9 +216,8 @@ def test_what_comes_later_is_of_its_moment_too() -> None:
         snapshot = begun({"state_dict": {"w": weight}}, {weight.data_ptr()}, buffers=buffers)
         snapshot.join()
         weight.fill_(-1.0)
-        snapshot.wait()
 
-        assert torch.equal(snapshot.state["state_dict"]["w"], torch.full((1 << 20,), turn + 1.0))
+        assert torch.equal(snapshot.wait()["state_dict"]["w"], torch.full((1 << 20,), turn + 1.0))
 
 
 def test_resumed_run_ends_as_the_uninterrupted_one(tmp_path: Path) -> None:
@@ -259,9 +257,8 @@ def test_a_snapshot_of_what_only_a_flag_conjugates() -> None:
         value = torch.randn(1 << 16, dtype=torch.complex64, device="cuda")
         state = {"conj": value.conj(), "neg": value.conj().imag}
         snapshot = begun({"state_dict": state}, buffers=buffers)
-        snapshot.wait()
 
-        taken = snapshot.state["state_dict"]
+        taken = snapshot.wait()["state_dict"]
         assert all(torch.equal(taken[key], tensor.cpu()) for key, tensor in state.items())
 
 

@@ -276,11 +276,11 @@ def test_a_snapshot_of_a_device_waits_where_it_is_written(device: Device) -> Non
     """`begin` copies into pinned memory and records an event; `wait`, on the writing thread, synchronizes."""
     snapshot = begun({"state_dict": {"a": on_cuda(1.0), "b": on_cuda(2.0)}})
     taken = list(device.calls)
-    snapshot.wait()
+    copy = snapshot.wait()
 
     assert taken == ["pin", "record on the stream of cuda:0"]
     assert device.calls[2:] == ["synchronize"]
-    assert snapshot.state["state_dict"] == {"a": 1.0, "b": 2.0}
+    assert copy["state_dict"] == {"a": 1.0, "b": 2.0}
 
 
 def test_what_comes_later_is_copied_on_a_stream_of_its_own(device: Device) -> None:
@@ -298,7 +298,7 @@ def test_what_comes_later_is_copied_on_a_stream_of_its_own(device: Device) -> No
         f"record on {SIDE}",
     ]
     assert not snapshot.unfinished
-    assert snapshot.state["state_dict"] == {"now": 1.0, "later": 2.0}
+    assert snapshot.wait()["state_dict"] == {"now": 1.0, "later": 2.0}
 
 
 def test_join_lets_the_device_wait(device: Device) -> None:
@@ -379,7 +379,7 @@ def test_what_only_a_flag_conjugates_is_made_so_before_it_leaves_the_device(
 
     assert (conj.is_conj(), neg.is_neg()) == (True, True)
     assert [(t.is_conj(), t.is_neg()) for sources, _ in copied for t in sources] == [(False, False)] * 2
-    assert snapshot.state["state_dict"] == {"conj": -1j, "neg": -2.0}
+    assert snapshot.wait()["state_dict"] == {"conj": -1j, "neg": -2.0}
 
 
 def test_another_accelerator_is_copied_at_once(copied: list[tuple[list[torch.Tensor], bool]]) -> None:
@@ -389,7 +389,7 @@ def test_another_accelerator_is_copied_at_once(copied: list[tuple[list[torch.Ten
 
     assert not snapshot.unfinished
     assert [non_blocking for _, non_blocking in copied] == [False]
-    assert snapshot.state["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]
+    assert snapshot.wait()["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_a_change_beside_the_device(device: Device) -> None:
@@ -447,6 +447,5 @@ def test_a_snapshot_of_a_real_device() -> None:
     tensor = torch.ones(3, device="cuda")
     snapshot = begun({"state_dict": {"w": tensor}})
     tensor.add_(1)
-    snapshot.wait()
 
-    assert snapshot.state["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]
+    assert snapshot.wait()["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]

@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,16 +18,8 @@ from eventloop.processes.shared_memory import Mapped
 logger = logging.getLogger("eventloop")
 
 
-class Spec(NamedTuple):
-    """The key of a tensor in the state, its type and shape, and whether it is on CUDA.
-
-    They determine its buffer.
-    """
-
-    key: str
-    dtype: torch.dtype
-    shape: torch.Size
-    cuda: bool
+Spec = tuple[str, torch.dtype, torch.Size, bool]
+"""The top-level key, type and shape of a tensor, and whether it is on CUDA, which determine its buffer."""
 
 
 class Buffers:

@@ -109,7 +109,7 @@ class Saver:
         """
         copier = self._start_threads()
         # absolute paths, because the program or its process may change the working directory
-        job = job._replace(path=job.path.absolute(), replaces=tuple(path.absolute() for path in job.replaces))
+        job = job._replace(path=job.path.absolute(), replaces=tuple(map(Path.absolute, job.replaces)))
         snapshot = Snapshot(state)
         task, self._size = SaveTask(job, snapshot), snapshot.size
         try:

@@ -1,6 +1,6 @@
 """Copy a training's state to host memory, partly without blocking the training thread.
 
-The saver uses it. The copy may be read only after `Snapshot.wait`, which returns when it is complete.
+The saver uses it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Snapshot:
-    """A copy of a state at one moment, in nested dicts, lists and tuples.
+    """The copy of a state at one moment, in nested dicts, lists and tuples.
 
     `begin` copies all values that may change at any time before it returns. Values that change only in an
     optimizer's step may be copied later, during the next forward and backward pass: CPU tensors by the thread
@@ -38,21 +38,22 @@ class Snapshot:
     changes the tensors.
 
     Args:
-        source: nested mappings, lists and tuples with tensors. The thread that copies frees them: Python's
-            lock is released for each tensor that is freed, so a training thread that freed them would wait
-            for the thread that copies, often for a time slice.
+        source: nested mappings, lists and tuples with tensors, of which only the tensors change afterwards.
+            The thread that copies frees them: Python's lock is released for each tensor that is freed, so a
+            training thread that freed them would wait for the thread that copies, often for a time slice.
 
     Attributes:
         size: the bytes of the tensors.
-        state: the copy; its tensors are views of the buffers that `begin` was given. A tensor that does not
-            fit into a buffer, such as a sparse one, is copied by itself.
     """
 
     def __init__(self, source: Mapping[str, Any]) -> None:
         self._source = source
         self._tensors = {key: tensors_of(value) for key, value in source.items()}
         self.size = sum(map(bytes_of, self._tensors.values()))
-        self.state: dict[str, Any] = {}
+        self._views: list[torch.Tensor] = []
+        self._copies: dict[
+            int, int | torch.Tensor
+        ] = {}  # what becomes of each tensor, as `_distinct` returns
         self._late: list[_Pair] = []  # CPU tensors that `copy` copies
         self._streamed: list[tuple[torch.device, torch.cuda.Event]] = []
         self._events: list[torch.cuda.Event] = []
@@ -80,26 +81,27 @@ class Snapshot:
         sources, specs, copies = self._distinct()
         views = buffers.views(specs, sources)
         now: list[_Pair] = []
-        late: list[_Pair] = []
+        late: list[_Pair] = []  # CPU tensors that `copy` copies
+        beside: dict[torch.device, list[_Pair]] = {}
         for source, view in zip(sources, views, strict=True):
-            is_late = source.data_ptr() in later and (source.is_cpu or source.is_cuda)
-            (late if is_late else now).append((source, view))
+            if source.data_ptr() not in later or not (source.is_cpu or source.is_cuda):
+                now.append((source, view))
+            elif source.is_cpu:
+                late.append((source, view))
+            else:
+                beside.setdefault(source.device, []).append((source, view))
         _copy(now)
-
-        def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-            copy = copies[id(tensor)]
-            return views[copy] if isinstance(copy, int) else copy
-
-        self.state = with_tensors(self._source, copy_of)
         self._tensors = {}
-        self._events = [event_after(torch.cuda.current_stream(device)) for device in _devices(now)]
-        changing = [source for source, _ in late]
+        self._views, self._copies = views, copies
+        devices = {source.device for source, _ in now if source.is_cuda}
+        self._events = [event_after(torch.cuda.current_stream(device)) for device in devices]
+        changing = [source for pairs in (late, *beside.values()) for source, _ in pairs]
         changing += [watched[id(source)] for source in changing if id(source) in watched]
         self._versions = [(tensor, tensor._version) for tensor in changing]
-        for device in _devices(late):
-            self._copy_beside(device, late, buffers)
-        self._late = [pair for pair in late if pair[0].is_cpu]
-        if not self._late:
+        for device, pairs in beside.items():
+            self._copy_beside(device, pairs, buffers)
+        self._late = late
+        if not late:
             self._done.set()
 
     def _distinct(self) -> tuple[list[torch.Tensor], list[Spec], dict[int, int | torch.Tensor]]:
@@ -114,7 +116,8 @@ class Snapshot:
         known: dict[int, int] = {}  # the number of the first tensor at each address
         for key, tensors in self._tensors.items():
             for tensor in tensors:
-                if not _fits(tensor):
+                odd = tensor.is_quantized or tensor.is_meta or tensor.is_nested
+                if odd or tensor.layout is not torch.strided:
                     copy = tensor.detach().clone()
                     copies[id(tensor)] = copy if tensor.is_meta else copy.cpu()
                     continue
@@ -122,7 +125,7 @@ class Snapshot:
                 if number == len(sources) or not _is_same(sources[number], tensor):
                     number = len(sources)
                     sources.append(tensor)
-                    specs.append(Spec(key, tensor.dtype, tensor.shape, tensor.is_cuda))
+                    specs.append((key, tensor.dtype, tensor.shape, tensor.is_cuda))
                 copies[id(tensor)] = number
         return sources, specs, copies
 
@@ -132,9 +135,8 @@ class Snapshot:
         buffers.streams[device] = stream
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            own = [pair for pair in pairs if pair[0].device == device]
-            _copy(own)
-            for source, _ in own:
+            _copy(pairs)
+            for source, _ in pairs:
                 source.record_stream(stream)  # the allocator must not reuse its memory before it is read
             event = event_after(stream)
         self._streamed.append((device, event))
@@ -146,11 +148,7 @@ class Snapshot:
         return not self._done.is_set()
 
     def copy(self) -> None:
-        """Copy the CPU tensors that are left, on the calling thread; torch's are busy with the training.
-
-        Raises:
-            ChangedWhileCopiedError: a tensor was changed before `join`, so the copy cannot be used.
-        """
+        """Copy the CPU tensors that are left, on the calling thread; torch's are busy with the training."""
         apart = []
         try:
             for source, view in self._late:
@@ -161,9 +159,8 @@ class Snapshot:
             _copy(apart)
             self._count_changes()
         finally:
-            self._late, self._source = [], {}
+            self._late = []
             self._done.set()
-        self._refuse_changes()
 
     def join(self) -> None:
         """Wait until the training thread may change the tensors.
@@ -177,18 +174,33 @@ class Snapshot:
         for device, event in self._streamed:
             torch.cuda.current_stream(device).wait_event(event)
 
-    def wait(self) -> None:
-        """Wait until the whole state is copied; never called on the training thread.
+    def wait(self) -> dict[str, Any]:
+        """Wait until the whole state is copied, and return the copy; free the source.
+
+        Called once, and never on the training thread. The tensors of the copy are views of the buffers that
+        `begin` was given. A tensor that does not fit into a buffer, such as a sparse one, is copied by
+        itself.
 
         Raises:
             ChangedWhileCopiedError: a tensor was changed before `join`, so the copy cannot be used.
         """
         self._done.wait()
-        self._source = {}
+        copy: dict[str, Any] = with_tensors(self._source, self._copy_of)
+        self._source, self._copies = {}, {}
         for event in self._events:
             event.synchronize()
         self._count_changes()
-        self._refuse_changes()
+        if self._changed:
+            raise ChangedWhileCopiedError(
+                f"{self._changed} tensors of the parameters or of the optimizer's state were changed while "
+                "they were copied, by something else than the optimizer's step: change them in a handler "
+                "that runs before CheckpointHook, or use CheckpointHook(overlap=False)"
+            )
+        return copy
+
+    def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        copy = self._copies[id(tensor)]
+        return self._views[copy] if isinstance(copy, int) else copy
 
     def _count_changes(self) -> None:
         """Count the tensors that have changed by the first call.
@@ -198,14 +210,6 @@ class Snapshot:
         with self._lock:
             seen, self._versions = self._versions, []
             self._changed += sum(tensor._version != version for tensor, version in seen)
-
-    def _refuse_changes(self) -> None:
-        if self._changed:
-            raise ChangedWhileCopiedError(
-                f"{self._changed} tensors of the parameters or of the optimizer's state were changed while "
-                "they were copied, by something else than the optimizer's step: change them in a handler "
-                "that runs before CheckpointHook, or use CheckpointHook(overlap=False)"
-            )
 
 
 def event_after(stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -235,11 +239,6 @@ def _copy(pairs: Iterable[_Pair]) -> None:
             torch._foreach_copy_(views, sources, non_blocking=not at_once)
 
 
-def _devices(pairs: Iterable[_Pair]) -> set[torch.device]:
-    """Return the CUDA devices of tensors."""
-    return {source.device for source, _ in pairs if source.is_cuda}
-
-
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without conjugate or negative flags.
 
@@ -247,12 +246,6 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
     146286).
     """
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
-
-
-def _fits(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's numbers fit into flat memory."""
-    odd = tensor.is_quantized or tensor.is_meta or tensor.is_nested
-    return tensor.layout is torch.strided and not odd
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -6,13 +6,14 @@ The saver makes one for each save, and its threads fill it in.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from eventloop.checkpoint.commit import AnySave, Save
 from eventloop.checkpoint.manifest import encode_body
 from eventloop.checkpoint.saving.buffers import Buffers
 from eventloop.checkpoint.saving.saver_client import Job, SaverProcess, Written
 from eventloop.checkpoint.saving.snapshot import Snapshot
-from eventloop.checkpoint.serialize import manifest_of, records_of
+from eventloop.checkpoint.serialize import Rebuilt, manifest_of, records_of
 from eventloop.checkpoint.sharded.part import PartSave
 from eventloop.processes.shared_memory import Mapped
 from eventloop.util.waiting import Promise
@@ -51,17 +52,19 @@ class SaveTask:
         assert buffers is not None
         if snapshot.unfinished:
             snapshot.copy()
-        snapshot.wait()
+        state = snapshot.wait()
         shared = {} if self.small else buffers.memory()
         self.seen_by_process = shared is not None
-        save = self._encoded(snapshot, buffers, shared or {})
+        save = self._encoded(state, buffers.rebuilt, shared or {})
         # views of memory cannot be sent to a process
         self.save = save.with_own_bytes() if self.seen_by_process else save
         if self.small:
             self.buffers = None
 
-    def _encoded(self, snapshot: Snapshot, buffers: Buffers, memory: Mapping[int, Mapped]) -> Save | PartSave:
-        job, state, rebuilt = self.job, snapshot.state, buffers.rebuilt
+    def _encoded(
+        self, state: dict[str, Any], rebuilt: Rebuilt, memory: Mapping[int, Mapped]
+    ) -> Save | PartSave:
+        job = self.job
         if job.part is None:
             manifest = encode_body(manifest_of(state, job.label))
             return Save(job.path, records_of(state, rebuilt, memory), manifest, job.replaces, job.spares)
