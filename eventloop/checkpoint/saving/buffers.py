@@ -27,14 +27,14 @@ class Buffers:
 
     Fresh memory costs seven times as much as memory that is used again. The tensors under one top-level key
     share one buffer for each type, because torch writes a state three times faster if tensors share a
-    storage. The buffers are allocated anew when the types or the shapes of the tensors change.
+    storage. The buffers are allocated again when the types or the shapes of the tensors change.
 
     Args:
         shared: allocate memory that another process can map.
 
     Attributes:
         rebuilt: the result of each view's `__reduce_ex__`, by `id`; torch takes 20 us for each call.
-        streams: by CUDA device, the stream on which it copies beside the training.
+        streams: by CUDA device, the stream for copies that the training does not wait for.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
