@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.retention.best import Best, BestMetrics, Rule, file_part
 from eventloop.checkpoint.retention.marking import BEST, Marking
-from eventloop.checkpoint.retention.pending import Saves, all_failed
+from eventloop.checkpoint.retention.pending import Saves, WhenBusy, all_failed
 from eventloop.checkpoint.retention.retention import Retention
 from eventloop.checkpoint.retention.run_directory import (
     add_resume_note,
@@ -37,7 +37,6 @@ from eventloop.events import (
 from eventloop.events.priority import Priority
 from eventloop.hooks.checkpoint_options import (
     NO_OPTIMIZER,
-    WhenBusy,
     check_options,
     check_watched,
     checkpoint_hooks,
@@ -175,9 +174,7 @@ class CheckpointHook(TunableInterval, Hook):
         self._same_metrics = False  # whether the loaded state watched the same metrics
         self._validated: list[tuple[Mapping[str, float], int]] = []  # scores of weights to save later
         self._passed_iter = self._passed_epoch = -1  # last iteration and epoch that ended
-        self.saves = Saves(
-            saved=lambda name: self.retention.done(name), failed=lambda name: self.retention.failed(name)
-        )
+        self.saves = Saves()
 
     @property
     def bests(self) -> dict[str, Best]:
@@ -381,8 +378,10 @@ class CheckpointHook(TunableInterval, Hook):
             return  # an earlier handler of this event failed, so the state must not be resumed from
         path, began = self.directory / name, perf_counter()
         trainer.copying.join()  # a hook's state_dict may change parameters, so end running copies
-        ends = not within or self._is_end(trainer, within)
-        skips = self._make_room(trainer, must=bool(best) or ends or self._session is not None)
+        is_last = self.is_last_train_iter if within == "iter" else self.is_last_train_epoch
+        ends = not within or (self._save_last and is_last(trainer))  # the last save of the run
+        must = bool(best) or ends or self._session is not None
+        skips = not self.saves.make_room(trainer, "wait" if must else self._when_busy)
         if skips and trainer.world_size == 1:
             self.saves.skip(trainer, path)
             return
@@ -396,7 +395,8 @@ class CheckpointHook(TunableInterval, Hook):
         except BaseException:
             self.retention.failed(name)
             raise
-        state = {key: value for key, value in state.items() if key not in self._omitted}
+        for key in self._omitted:
+            state.pop(key, None)
         if skips:  # only now: the other ranks do not know this, and `gather` needs all ranks
             self.retention.failed(name)
             self.saves.skip(trainer, path)
@@ -405,11 +405,19 @@ class CheckpointHook(TunableInterval, Hook):
         elif trainer.rank == 0 or self._session is not None:
             job = Job(path, must=bool(best) or ends, last=ends)
             if trainer.rank == 0:
-                sequences = [hook.sequence() for hook in checkpoint_hooks(trainer)]
-                label, old = self.retention.label(sequences, best), self._paths(replaced.names)
+                # the checkpoints of all hooks of the run share one order
+                self.retention.sequence = 1 + max([hook.sequence() for hook in checkpoint_hooks(trainer)])
+                label, old = self.retention.label(best), self._paths(replaced.names)
                 job = job._replace(label=label, replaces=old, spares=replaced.spares)
             self.saves.begin(
-                trainer, state, job, self._session, best=bool(best), overlap=self._overlap, began=began
+                trainer,
+                state,
+                job,
+                self._session,
+                record=self.retention,
+                best=bool(best),
+                overlap=self._overlap,
+                began=began,
             )
         if trainer.rank > 0:
             self.retention.done(name)  # only rank 0 learns whether the save succeeds
@@ -424,22 +432,6 @@ class CheckpointHook(TunableInterval, Hook):
         self._save(trainer, path.name)
         return Saving(path)
 
-    def _is_end(self, trainer: Trainer, within: Within) -> bool:
-        """Return True when a save at the interval is also the last one of the run."""
-        ends = self.is_last_train_iter if within == "iter" else self.is_last_train_epoch
-        return self._save_last and ends(trainer)
-
-    def _make_room(self, trainer: Trainer, *, must: bool) -> bool:
-        """Make room for a due save while earlier saves are running; return True to skip the due save.
-
-        With `must` the due save waits for room; it is not skipped and replaces none of the earlier ones.
-        """
-        if must or self._when_busy == "wait":
-            self.saves.make_room(trainer)
-        elif self._when_busy == "replace" and self.saves.full:
-            self.saves.drop_waiting(trainer)
-        return self.saves.full and self._when_busy == "skip"
-
     def sequence(self) -> int:
         """Return the last sequence number in the hook's directory; scan the directory first if necessary."""
         if self.retention.sequence < 0:
@@ -451,7 +443,7 @@ class CheckpointHook(TunableInterval, Hook):
         return [*self._paths(self.retention.known)]
 
     def _paths(self, names: Sequence[str]) -> tuple[Path, ...]:
-        return tuple(self.directory / name for name in names)
+        return tuple(map(self.directory.joinpath, names))
 
     def _name_now(self, trainer: Trainer) -> str:
         """Return the name of a checkpoint between two iterations."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from eventloop.checkpoint.directory import SUFFIXES
+from eventloop.checkpoint.retention.pending import WhenBusy
 from eventloop.checkpoint.weights import unwrap
 from eventloop.state.sharded import is_dtensor
 from eventloop.util.checks import at_least, check_bools, check_choice, positive_or
@@ -21,7 +22,6 @@ NO_OPTIMIZER = (
     "the trainer has no optimizer, so checkpoints hold no optimizer's state and a resumed run begins with a "
     "new one: pass optimizer=... also where your own code steps it"
 )
-WhenBusy = Literal["wait", "skip", "replace"]
 
 
 def checkpoint_hooks(trainer: Trainer) -> list[Any]:

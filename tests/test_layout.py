@@ -20,7 +20,7 @@ STILL_LONGER = {
     "eventloop/bus/bus.py": 565,
     "eventloop/bus/subscription.py": 431,
     "eventloop/training/trainer.py": 532,
-    "hooks/checkpoint.py": 476,
+    "hooks/checkpoint.py": 468,
 }
 """Modules that exceed the limit today: these numbers may fall, and nothing may be added."""
 

@@ -156,6 +156,8 @@ class Removals:
 
     def finish(self) -> list[str]:
         """Make the temporary names durable, and remove the checkpoints; return a sentence for each error."""
+        if not self._renamed:
+            return []
         try:
             for folder in dict.fromkeys(path.parent for path in self._renamed):
                 self._disk.sync_directory(folder)

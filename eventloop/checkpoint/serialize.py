@@ -9,10 +9,11 @@ import ctypes
 import io
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import msgspec
 import torch
 from torch.storage import TypedStorage, UntypedStorage
 
@@ -26,67 +27,53 @@ from eventloop.state.tensors import tensors_of
 _PROTOCOL = 2  # of the pickle that `torch.load(weights_only=True)` reads
 _STORAGES = frozenset({TypedStorage, UntypedStorage})
 _NO_LABEL = Label()
-_Bytes = TypeVar("_Bytes")
+_NOTHING: Mapping[int, Any] = {}
 
 Rebuilt = Mapping[int, tuple[Any, ...]]
 """The results of `__reduce_ex__` of tensors, by `id`; this call takes ten times as long as pickling."""
 
 
-def serialize(
-    state: Mapping[str, Any],
-    path: Path,
-    label: Label = _NO_LABEL,
-    rebuilt: Rebuilt | None = None,
-    memory: Mapping[int, Mapped] | None = None,
-) -> Save:
+def serialize(state: Mapping[str, Any], path: Path, label: Label = _NO_LABEL) -> Save:
     """Return a state in the form in which `commit` writes it.
 
     Args:
         state: the state; its tensors are not copied, and must not change until the result is written.
         path: the checkpoint's path.
         label: the fields of the manifest that cannot be read from the state, such as its sequence number.
-        rebuilt: known results of `__reduce_ex__` of tensors in the state.
-        memory: the shared memory of storages, by `data_ptr`; the result refers to it and has no copy of it.
 
     Raises:
         TypeError: a tensor of the state is sharded over ranks.
         CheckpointError: the manifest could not be read again.
     """
-    manifest = encode_body(manifest_of(state, label))
-    return Save(path, records_of(dict(state), rebuilt or {}, memory or {}), manifest)
+    manifest = manifest_of(state, label)
+    for entry, tensor in zip(manifest.tensors, tensors_of(state), strict=False):
+        refuse_sharded(f"the checkpoint's {entry.name}", tensor, NO_SHARDS_THERE)
+    return Save(path, records_of(dict(state)), encode_body(manifest))
 
 
-def records_of(value: Any, rebuilt: Rebuilt, memory: Mapping[int, Mapped]) -> tuple[Record, ...]:
-    """Return a value as the records of `torch.save`'s file; the arguments are those of `serialize`."""
-
-    def read(storage: UntypedStorage) -> bytes | memoryview | Mapped:
-        return memory.get(storage.data_ptr()) or bytes_of_storage(storage)
-
-    return tuple(records_by(read, value, rebuilt))
-
-
-def records_by(
-    read: Callable[[UntypedStorage], _Bytes], value: Any, rebuilt: Rebuilt
-) -> Iterator[tuple[str, bytes | _Bytes]]:
-    """Yield a value as the records of `torch.save`'s file.
+def records_of(
+    value: Any, rebuilt: Rebuilt = _NOTHING, memory: Mapping[int, Mapped] = _NOTHING
+) -> tuple[Record, ...]:
+    """Return a value as the records of `torch.save`'s file.
 
     Args:
-        read: returns the bytes of a storage, once those before it are written.
-        value, rebuilt: as in `serialize`.
+        value: the value.
+        rebuilt: known results of `__reduce_ex__` of tensors in the value.
+        memory: the shared memory of storages, by `data_ptr`; the result refers to it and has no copy of it.
     """
+    pickle_bytes, storages = pickled(value, rebuilt)
+    records: list[Record] = [("data.pkl", pickle_bytes)]
+    for key, storage in storages.items():
+        records.append((f"data/{key}", memory.get(storage.data_ptr()) or bytes_of_storage(storage)))
+    return tuple(records)
+
+
+def pickled(value: Any, rebuilt: Rebuilt = _NOTHING) -> tuple[bytes, dict[str, UntypedStorage]]:
+    """Return the record `data.pkl` of `torch.save`'s file, and by key the storages of `data/<key>`."""
     stream = io.BytesIO()
     pickler = _Pickler(stream, rebuilt)
     pickler.dump(value)
-    yield "data.pkl", stream.getvalue()
-    for key, storage in pickler.storages.items():
-        yield f"data/{key}", read(storage)
-
-
-def pickled(tensor: torch.Tensor) -> bytes:
-    """Return the pickle by which `torch.load` makes a tensor of the bytes of a record `data/0`."""
-    stream = io.BytesIO()
-    _Pickler(stream, {}).dump(tensor)
-    return stream.getvalue()
+    return stream.getvalue(), pickler.storages
 
 
 class _Pickler(pickle.Pickler):
@@ -134,18 +121,11 @@ def bytes_at(address: int, size: int, owner: object) -> bytes | memoryview:
 
 
 def manifest_of(state: Mapping[str, Any], label: Label) -> Manifest:
-    """Return the manifest of a state, without files.
-
-    Raises:
-        TypeError: a tensor in it is sharded over ranks.
-    """
-    tensors = tuple(tensor_table(state))
-    for entry, tensor in zip(tensors, tensors_of(state), strict=False):
-        refuse_sharded(f"the checkpoint's {entry.name}", tensor, NO_SHARDS_THERE)
+    """Return the manifest of a state, without files."""
     meta = state.get("meta", {})
     position = meta.get("position", {})
     return Manifest(
-        **{name: getattr(label, name) for name in label.__struct_fields__},
+        **msgspec.structs.asdict(label),
         iter=meta.get("iter", 0),
         epoch=meta.get("epoch", 0),
         batch_idx=position.get("batch_idx", 0),
@@ -155,5 +135,5 @@ def manifest_of(state: Mapping[str, Any], label: Label) -> Manifest:
         eventloop=__version__,
         torch=str(torch.__version__),
         keys=tuple(map(str, state)),
-        tensors=tensors,
+        tensors=tuple(tensor_table(state)),
     )

@@ -119,9 +119,15 @@ def arrays_as_tensors(value: Any) -> tuple[Any, list[list[Any]]]:
         items = enumerate(value)
     else:
         return value, []
-    found = {key: arrays_as_tensors(item) for key, item in items}
-    places = [[key, *place] for key, (_, inner) in found.items() for place in inner]
-    return (_replaced(value, {key: item for key, (item, _) in found.items()}) if places else value), places
+    changed: dict[Any, Any] = {}
+    places: list[list[Any]] = []
+    for key, item in items:
+        if type(item) not in _PLAIN:
+            item, inner = arrays_as_tensors(item)
+            if inner:
+                changed[key] = item
+                places += [[key, *place] for place in inner]
+    return (_replaced(value, changed) if places else value), places
 
 
 def with_arrays(value: Any, places: Iterable[Sequence[Any]]) -> Any:

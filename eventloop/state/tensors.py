@@ -36,9 +36,11 @@ def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, MAPPINGS):
-        return {key: with_tensors(each, change) for key, each in value.items()}
+        return {
+            key: each if type(each) in _ATOMS else with_tensors(each, change) for key, each in value.items()
+        }
     if isinstance(value, SEQUENCES):
-        changed = [with_tensors(each, change) for each in value]
+        changed = [each if type(each) in _ATOMS else with_tensors(each, change) for each in value]
         return changed if isinstance(value, list) else tuple(changed)
     return value
 

@@ -201,7 +201,7 @@ def test_small_saves_wait_in_a_queue_and_are_written_together(make_saver: Make, 
     written = [saver.save(a_state(float(number)), Job(tmp_path / f"{number}")) for number in range(1)]
     assert gate.entered.wait(DEADLINE)
     written += [saver.save(a_state(float(number)), Job(tmp_path / f"{number}")) for number in range(1, 6)]
-    until(lambda: len(saver._waiting) == 5)  # they are encoded on another thread
+    until(lambda: len(saver.waiting) == 5)  # they are encoded on another thread
     gate.open.set()
     times = [each.result(DEADLINE).at for each in written]
 

@@ -309,7 +309,7 @@ def held(make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
 
 def let_go(saver: Saver) -> None:
     """Let the process of `held` go on once two saves wait, and wait for all saves and removals."""
-    until(lambda: len(saver._waiting) == 2)
+    until(lambda: len(saver.waiting) == 2)
     assert saver.process is not None
     os.kill(saver.process.pid, signal.SIGCONT)
     saver.close()

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint.saving.buffers import Buffer, pin
-from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot
+from eventloop.checkpoint.saving.buffers import Buffer, Buffers, pin
+from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError, Snapshot
+from tests.support.saving import begun
 from tests.support.trainers import DEADLINE
 
 needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
@@ -33,24 +34,18 @@ def pointers(state: dict[str, Any]) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in state["state_dict"].values()}
 
 
-def rest_of(packed: Packed) -> Rest:
-    """Return the part of a snapshot that is copied later."""
-    assert packed.rest is not None
-    return packed.rest
-
-
 def test_a_snapshot_is_a_copy() -> None:
     """Later changes in place do not change the snapshot, whose tensors have no gradients."""
-    weight, seen = torch.nn.Parameter(torch.zeros(3)), {1, 2}
+    weight = torch.nn.Parameter(torch.zeros(3))
     live: dict[str, Any] = {
         "state_dict": {"w": weight},
-        "nested": [{"n": 1, "t": (torch.ones(()), None, seen)}],
+        "nested": [{"n": 1, "t": (torch.ones(()), None, {1, 2})}],
         "odd": torch.device("cpu"),
     }
 
-    taken = Snapshot().pack(live).unpack()
+    snapshot = begun(live)
     weight.data.add_(1)
-    seen.add(3)
+    taken = snapshot.wait()
 
     assert torch.equal(taken["state_dict"]["w"], torch.zeros(3))
     assert not taken["state_dict"]["w"].requires_grad
@@ -60,10 +55,10 @@ def test_a_snapshot_is_a_copy() -> None:
 
 def test_a_snapshot_reuses_its_buffers() -> None:
     """The second snapshot of a state is in the memory of the first one."""
-    snapshot = Snapshot()
-    first = pointers(snapshot.pack(OLD).unpack())
+    buffers = Buffers()
+    first = pointers(begun(OLD, buffers=buffers).wait())
 
-    second = snapshot.pack(NEW).unpack()
+    second = begun(NEW, buffers=buffers).wait()
 
     assert pointers(second) == first
     assert torch.equal(second["state_dict"]["w"], torch.ones(3))
@@ -72,10 +67,10 @@ def test_a_snapshot_reuses_its_buffers() -> None:
 @pytest.mark.parametrize("changed", [torch.ones(2, 2), torch.ones(3, dtype=torch.float64)])
 def test_a_snapshot_of_another_shape(changed: torch.Tensor) -> None:
     """A state with other shapes or types gets new buffers."""
-    snapshot = Snapshot()
-    snapshot.pack(OLD).unpack()
+    buffers = Buffers()
+    begun(OLD, buffers=buffers)
 
-    taken = snapshot.pack({"state_dict": {"w": changed}}).unpack()["state_dict"]["w"]
+    taken = begun({"state_dict": {"w": changed}}, buffers=buffers).wait()["state_dict"]["w"]
 
     assert torch.equal(taken, changed)
     assert taken.dtype == changed.dtype
@@ -85,7 +80,7 @@ def test_a_snapshot_of_another_shape(changed: torch.Tensor) -> None:
 def test_a_sparse_tensor_is_copied(layout: torch.layout) -> None:
     """A sparse tensor, which fits no buffer, is copied by itself."""
     weight = sparse(layout)
-    taken = Snapshot().pack({"state_dict": {"s": weight, "w": torch.ones(3)}}).unpack()["state_dict"]
+    taken = begun({"state_dict": {"s": weight, "w": torch.ones(3)}}).wait()["state_dict"]
 
     weight.values().zero_()
 
@@ -97,67 +92,68 @@ def test_a_sparse_tensor_is_copied(layout: torch.layout) -> None:
 # --- what comes later --------------------------------------------------------------------------------------
 
 
-def late(weight: torch.Tensor, at_once: torch.Tensor) -> tuple[Packed, Rest]:
+def late(weight: torch.Tensor, at_once: torch.Tensor) -> Snapshot:
     """Return a snapshot whose weight is still to be copied."""
-    packed = Snapshot().pack({"state_dict": {"w": weight, "n": at_once}}, {weight.data_ptr()})
-    return packed, rest_of(packed)
+    return begun({"state_dict": {"w": weight, "n": at_once}}, {weight.data_ptr()})
 
 
 def test_what_comes_later_is_copied_by_copy() -> None:
-    """`Rest.copy` copies the late tensors; all others are copied when `pack` returns."""
+    """`copy` copies the late tensors; all others are copied when `begin` returns."""
     weight, at_once = torch.ones(3), torch.ones(3)
-    packed, rest = late(weight, at_once)
+    snapshot = late(weight, at_once)
     at_once.add_(1)
-    before = rest.unfinished
-    rest.copy()
+    before = snapshot.unfinished
+    snapshot.copy()
 
-    assert (before, rest.unfinished) == (True, False)
-    assert [t.tolist() for t in packed.unpack()["state_dict"].values()] == [[1.0] * 3] * 2
+    assert (before, snapshot.unfinished) == (True, False)
+    assert [t.tolist() for t in snapshot.wait()["state_dict"].values()] == [[1.0] * 3] * 2
 
 
 def test_a_detached_view_is_the_parameter() -> None:
     """Tensors of a state dict are found by address, and their changes by the parameter's version."""
     parameter = torch.nn.Parameter(torch.ones(3))
-    packed = Snapshot().pack({"state_dict": {"w": parameter.detach()}}, {parameter.data_ptr()})
+    snapshot = begun({"state_dict": {"w": parameter.detach()}}, {parameter.data_ptr()})
     with torch.no_grad():
         parameter.add_(1)
 
+    snapshot.copy()
     with pytest.raises(ChangedWhileCopiedError, match="1 tensors of the parameters"):
-        rest_of(packed).copy()
+        snapshot.wait()
 
 
 @pytest.mark.parametrize("wait", ["join", "wait"])
 def test_waiting_for_the_copy(wait: str) -> None:
     """`join` and `wait` return after `copy`."""
-    _, rest = late(torch.ones(3), torch.ones(3))
+    snapshot = late(torch.ones(3), torch.ones(3))
     order: list[str] = []
 
     def waits() -> None:
-        getattr(rest, wait)()
+        getattr(snapshot, wait)()
         order.append("waited")
 
     thread = threading.Thread(target=waits)
     thread.start()
     order.append("copy")
-    rest.copy()
+    snapshot.copy()
     thread.join(DEADLINE)
 
     assert order == ["copy", "waited"]
 
 
 def test_a_change_meanwhile() -> None:
-    """A tensor that changed before `join` makes `copy` raise with advice; `join` then returns."""
+    """A tensor that changed before `join` makes `wait` raise with advice; `join` then returns."""
     weight = torch.ones(3)
-    _, rest = late(weight, torch.ones(3))
+    snapshot = late(weight, torch.ones(3))
     weight.add_(1)
+    snapshot.copy()
 
     with pytest.raises(
         ChangedWhileCopiedError,
         match=r"1 tensors of .* were changed while they were copied, .*: change them in a handler that "
         r"runs before CheckpointHook, or use CheckpointHook\(overlap=False\)",
     ):
-        rest.copy()
-    rest.join()
+        snapshot.wait()
+    snapshot.join()
 
 
 # --- tensors of odd kinds ----------------------------------------------------------------------------------
@@ -168,11 +164,10 @@ def test_tied_tensors_are_copied_once() -> None:
     separately."""
     weight = torch.arange(6.0).view(2, 3)
     state = {"state_dict": {"a": weight, "tied": weight.detach()}, "hooks": [weight, weight.t(), weight[0]]}
-    packed = Snapshot().pack(state)
-    taken = packed.unpack()
+    taken = begun(state).wait()
     first, *views = taken["hooks"]
 
-    assert len(packed.layout.views) == 3
+    assert len({first.data_ptr(), *(view.data_ptr() for view in views)}) == 3
     assert taken["state_dict"]["tied"].data_ptr() == taken["state_dict"]["a"].data_ptr() == first.data_ptr()
     assert [t.tolist() for t in views] == [weight.t().tolist(), [0.0, 1.0, 2.0]]
 
@@ -181,7 +176,7 @@ def test_empty_tensors_are_no_tied_ones() -> None:
     """Empty tensors keep their own shapes and types, although they have no address."""
     empty = {"a": torch.empty(0), "b": torch.empty(0, 2), "c": torch.empty(0, dtype=torch.int64)}
 
-    assert {key: (t.shape, t.dtype) for key, t in Snapshot().pack(empty).unpack().items()} == {
+    assert {key: (t.shape, t.dtype) for key, t in begun(empty).wait().items()} == {
         key: (t.shape, t.dtype) for key, t in empty.items()
     }
 
@@ -199,7 +194,7 @@ def test_empty_tensors_are_no_tied_ones() -> None:
 def test_what_fits_no_flat_memory_is_copied_beside(make: Callable[[], torch.Tensor]) -> None:
     """Quantized, meta and nested tensors, which fit no buffer, are copied by themselves."""
     odd = make()
-    taken = Snapshot().pack({"w": torch.ones(2), "odd": odd}).unpack()
+    taken = begun({"w": torch.ones(2), "odd": odd}).wait()
 
     assert type(taken["odd"]) is type(odd)
     assert taken["odd"] is not odd
@@ -216,14 +211,14 @@ def test_what_fits_no_flat_memory_is_copied_beside(make: Callable[[], torch.Tens
 @needs_shared_memory
 def test_another_process_reads_the_memory_by_its_path() -> None:
     """The path of shared memory gives its present bytes; empty buffers are not listed."""
-    snapshot = Snapshot(shared=True)
-    packed = snapshot.pack({"a": torch.zeros(2), "none": torch.empty(0)})
-    snapshot.pack({"a": torch.ones(2), "none": torch.empty(0)})
-    (memory,) = packed.layout.memory().values()
+    buffers = Buffers(shared=True)
+    for value in (0.0, 1.0):
+        begun({"a": torch.full((2,), value), "none": torch.empty(0)}, buffers=buffers)
+    memories = buffers.memory()
+    assert memories is not None
+    (memory,) = memories.values()
     with memory.open() as seen:
         assert list(seen.cast("f")) == [1.0, 1.0]
-
-    assert packed.layout.shared
 
 
 @needs_shared_memory

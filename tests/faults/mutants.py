@@ -251,19 +251,19 @@ MUTANTS = (
     *_of(
         "checkpoint/saving/snapshot.py",
         COPY,
-        ("nothing is copied at once", "        now.copy()\n", ""),
-        ("the rest is not copied", "            self._pairs.move()\n", "            pass\n"),
+        ("nothing is copied at once", "        _copy(now)\n", ""),
+        (
+            "the rest is not copied",
+            "            for source, view in self._late:\n",
+            "            for source, view in ():\n",
+        ),
         ("no waiting for the copy", "        self._done.wait()\n", "", "def join(self)"),
-    ),
-    *_of(
-        "checkpoint/saving/task.py",
-        COPY,
-        ("no waiting before it is written", "        self.packed.rest.wait()\n", "        pass\n"),
+        ("no waiting before it is written", "        self._done.wait()\n", "", "def wait(self)"),
     ),
     *_of(
         "checkpoint/saving/snapshot.py",
         COPY,
-        ("no look whether it was changed", "    if changed:\n", "    if False:\n"),
+        ("no look whether it was changed", "        if self._changed:\n", "        if False:\n"),
     ),
     *_of(
         "checkpoint/saving/overlapped_copy.py",
@@ -341,11 +341,11 @@ MUTANTS = (
     *_of(
         "checkpoint/saving/saver.py",
         COPY,
-        ("buffers that are being written from", "each not in used", "True"),
+        ("buffers that are being written from", "buffers not in used", "True"),
         (
             "everything may come later",
             "later() if later is not None and task.size > AT_ONCE else ()",
-            "{t.data_ptr() for t in tensors_of(state)}",
+            "{t.data_ptr() for ts in snapshot._tensors.values() for t in ts}",
         ),
     ),
 )

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -297,13 +296,13 @@ def _let_saves_be_slow(trial: ShardedTrial) -> None:
 
 def _copy_slowly() -> None:
     """Let the copy of what the optimizer changes run into the next iterations, also that of overlapping saves."""
-    move = snapshot._Pairs.move
+    copy = snapshot.Snapshot.copy
 
-    def move_later(pairs: Any) -> None:
+    def copy_later(taken: snapshot.Snapshot) -> None:
         time.sleep(SLOW_SECONDS)
-        move(pairs)
+        copy(taken)
 
-    snapshot._Pairs.move = move_later  # type: ignore[method-assign,assignment]
+    snapshot.Snapshot.copy = copy_later  # type: ignore[method-assign,assignment]
 
 
 def _arm(trial: ShardedTrial) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from eventloop import Trainer
-from eventloop.checkpoint.saving.snapshot import Snapshot
+from eventloop.checkpoint.saving.buffers import Buffers
 from eventloop.data.index_reader import IndexReader
 from eventloop.data.loader_state import own_random_state, set_generators, set_own_random_state
 from eventloop.data.rng import rng_state, set_rng_state
@@ -23,6 +23,7 @@ from eventloop.hooks import Hook
 from eventloop.resume.apply import Applying
 from tests.checkpoints import rewrite
 from tests.support.cuda import set_cuda
+from tests.support.saving import begun
 from tests.support.trainers import build_trainer, samples, tiny_model
 
 
@@ -31,16 +32,17 @@ def test_a_tensor_that_does_not_lie_in_a_row_is_copied_late() -> None:
     lying = torch.arange(24.0).view(4, 6)
     sources = {"t": lying.t(), "s": lying[:, ::2], "c": torch.tensor([1 + 2j, 3 - 1j]).conj(), "row": lying}
     expected = {name: source.clone() for name, source in sources.items()}
-    snapshot = Snapshot()
-    snapshot.pack(
-        {"state_dict": {name: torch.zeros_like(source) for name, source in sources.items()}}
-    ).unpack()
-    packed = snapshot.pack({"state_dict": sources}, {source.data_ptr() for source in sources.values()})
-    assert packed.rest is not None
+    buffers = Buffers()
+    begun(
+        {"state_dict": {name: torch.zeros_like(source) for name, source in sources.items()}}, buffers=buffers
+    )
+    snapshot = begun(
+        {"state_dict": sources}, {source.data_ptr() for source in sources.values()}, buffers=buffers
+    )
 
-    packed.rest.copy()
+    snapshot.copy()
 
-    there = packed.unpack()["state_dict"]
+    there = snapshot.wait()["state_dict"]
     assert all(torch.equal(there[name], expected[name]) for name in sources)
 
 

@@ -13,7 +13,7 @@ import torch
 from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.saving.saver import Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job
-from eventloop.checkpoint.saving.snapshot import Rest
+from eventloop.checkpoint.saving.snapshot import Snapshot
 from eventloop.hooks import CheckpointHook
 from tests.faults.training import ITERATIONS, check_whole, expected, make_trainer, same, weights
 from tests.support.saving import DEADLINE, Latest, Writes
@@ -119,13 +119,14 @@ def test_what_a_device_copies_is_waited_for(
 ) -> None:
     """Nothing is written before the copy says that it is all there."""
     seen: list[str] = []
-    wait = Rest.wait
+    wait = Snapshot.wait
 
-    def record(rest: Rest) -> None:
-        wait(rest)
+    def record(snapshot: Snapshot) -> dict[str, Any]:
+        copy = wait(snapshot)
         seen.append("there")
+        return copy
 
-    monkeypatch.setattr(Rest, "wait", record)
+    monkeypatch.setattr(Snapshot, "wait", record)
     saver = Saver(Writes(lambda path: seen.append("written")), process=False)
     state = a_state(1.0)
     saver.save(state, Job(directory / "one"), later=lambda: all_of_it(state))

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Priority, Trainer
 from eventloop.checkpoint import load_checkpoint
-from eventloop.checkpoint.saving.snapshot import Snapshot
+from eventloop.checkpoint.saving.buffers import Buffers
 from eventloop.costs.records import read_costs
 from eventloop.events import AfterTrainIter, ScalarsLogged
 from eventloop.hooks import (
@@ -35,6 +35,7 @@ from eventloop.metrics import EventStorage
 from eventloop.metrics.device import HostCopy, PinnedPool
 from eventloop.writers import JSONLWriter
 from tests.support.inside_torch import run_kernel
+from tests.support.saving import begun
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -189,19 +190,17 @@ def test_host_copy_reads_the_values_of_its_moment() -> None:
 
 def test_snapshot_is_of_its_moment() -> None:
     """A snapshot taken while kernels are queued holds the state between those before it and those after it."""
-    snapshot = Snapshot()
+    buffers = Buffers()
     for turn in range(50):
         state = {
             "state_dict": {"w": torch.full((1000,), float(turn), device="cuda"), "n": torch.tensor(turn)}
         }
         run_kernel(1_000_000)
         state["state_dict"]["w"].add_(1.0)
-        packed = snapshot.pack(state)
+        snapshot = begun(state, buffers=buffers)
         state["state_dict"]["w"].fill_(-1.0)
         state["state_dict"]["n"].fill_(-1)
-        assert packed.rest is not None
-        packed.rest.wait()
-        taken = packed.unpack()
+        taken = snapshot.wait()
 
         assert torch.equal(taken["state_dict"]["w"], torch.full((1000,), turn + 1.0))
         assert taken["state_dict"]["n"].item() == turn
@@ -209,18 +208,16 @@ def test_snapshot_is_of_its_moment() -> None:
 
 def test_what_comes_later_is_of_its_moment_too() -> None:
     """What a stream of its own copies is the state at the call, although it is changed as soon as `join` returns."""
-    snapshot = Snapshot()
+    buffers = Buffers()
     for turn in range(50):
         weight = torch.full((1 << 20,), float(turn), device="cuda")
         run_kernel(1_000_000)
         weight.add_(1.0)
-        packed = snapshot.pack({"state_dict": {"w": weight}}, {weight.data_ptr()})
-        assert packed.rest is not None
-        packed.rest.join()
+        snapshot = begun({"state_dict": {"w": weight}}, {weight.data_ptr()}, buffers=buffers)
+        snapshot.join()
         weight.fill_(-1.0)
-        packed.rest.wait()
 
-        assert torch.equal(packed.unpack()["state_dict"]["w"], torch.full((1 << 20,), turn + 1.0))
+        assert torch.equal(snapshot.wait()["state_dict"]["w"], torch.full((1 << 20,), turn + 1.0))
 
 
 def test_resumed_run_ends_as_the_uninterrupted_one(tmp_path: Path) -> None:
@@ -255,15 +252,13 @@ def test_checkpoint_of_a_device_loads_on_the_cpu(tmp_path: Path) -> None:
 
 def test_a_snapshot_of_what_only_a_flag_conjugates() -> None:
     """Copies that nobody waits for have the numbers that the flags stand for."""
-    snapshot = Snapshot()
+    buffers = Buffers()
     for _ in range(50):
         value = torch.randn(1 << 16, dtype=torch.complex64, device="cuda")
         state = {"conj": value.conj(), "neg": value.conj().imag}
-        packed = snapshot.pack({"state_dict": state})
-        assert packed.rest is not None
-        packed.rest.wait()
+        snapshot = begun({"state_dict": state}, buffers=buffers)
 
-        taken = packed.unpack()["state_dict"]
+        taken = snapshot.wait()["state_dict"]
         assert all(torch.equal(taken[key], tensor.cpu()) for key, tensor in state.items())
 
 
@@ -272,8 +267,9 @@ def test_a_snapshot_takes_memory_on_no_other_device() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     before = torch.cuda.mem_get_info(0)[0]
-    packed = Snapshot(shared=True).pack({"state_dict": {"w": torch.ones(1 << 20, device="cuda:1")}})
-    assert packed.rest is not None
-    packed.rest.wait()
+    snapshot = begun(
+        {"state_dict": {"w": torch.ones(1 << 20, device="cuda:1")}}, buffers=Buffers(shared=True)
+    )
+    snapshot.wait()
 
     assert torch.cuda.mem_get_info(0)[0] >= before - (1 << 20)

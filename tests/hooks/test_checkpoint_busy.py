@@ -12,7 +12,7 @@ import pytest
 
 from eventloop import Trainer
 from eventloop.checkpoint import load_checkpoint
-from eventloop.checkpoint.retention.pending import Saves
+from eventloop.checkpoint.retention.pending import Saves, WhenBusy
 from eventloop.events import CheckpointFailed, CheckpointSaved
 from eventloop.hooks import CheckpointHook, Hook
 from tests.checkpoints import rewrite
@@ -67,9 +67,10 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Slow]]:
         let_go(saves)
         finish(saves, trainer, failed=failed)
 
-    def made_room(saves: Saves, trainer: Trainer) -> None:
-        let_go(saves)
-        make_room(saves, trainer)
+    def made_room(saves: Saves, trainer: Trainer, when_busy: WhenBusy) -> bool:
+        if when_busy == "wait":
+            let_go(saves)
+        return make_room(saves, trainer, when_busy)
 
     monkeypatch.setattr(Saves, "finish", finished)
     monkeypatch.setattr(Saves, "make_room", made_room)

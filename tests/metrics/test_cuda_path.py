@@ -13,14 +13,16 @@ import torch
 
 from eventloop import Trainer
 from eventloop.checkpoint import load_checkpoint
+from eventloop.checkpoint.saving.buffers import Buffers
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.saver_client import Job
-from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot
+from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError
 from eventloop.costs.records import read_costs
 from eventloop.metrics import EventStorage
 from eventloop.metrics.device import HostCopy, PinnedPool
 from tests.support.cuda import Device, OnCuda, on_cuda
 from tests.support.internals import substitute
+from tests.support.saving import begun
 from tests.support.trainers import DEADLINE, build_trainer
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -270,28 +272,22 @@ def test_a_run_records_the_handlers_that_wait(device: Device, tmp_path: Path) ->
 SIDE = "the copies' stream"
 
 
-def rest_of(packed: Packed) -> Rest:
-    """What is still to come of a snapshot."""
-    assert packed.rest is not None
-    return packed.rest
-
-
 def test_a_snapshot_of_a_device_waits_where_it_is_written(device: Device) -> None:
-    """`pack` copies into pinned memory and records an event; `wait`, on the writing thread, synchronizes."""
-    packed = Snapshot().pack({"state_dict": {"a": on_cuda(1.0), "b": on_cuda(2.0)}})
+    """`begin` copies into pinned memory and records an event; `wait`, on the writing thread, synchronizes."""
+    snapshot = begun({"state_dict": {"a": on_cuda(1.0), "b": on_cuda(2.0)}})
     taken = list(device.calls)
-    rest_of(packed).wait()
+    copy = snapshot.wait()
 
     assert taken == ["pin", "record on the stream of cuda:0"]
     assert device.calls[2:] == ["synchronize"]
-    assert packed.unpack()["state_dict"] == {"a": 1.0, "b": 2.0}
+    assert copy["state_dict"] == {"a": 1.0, "b": 2.0}
 
 
 def test_what_comes_later_is_copied_on_a_stream_of_its_own(device: Device) -> None:
     """It comes after what the device was given so far; its memory is kept until it is read; nobody waits, and no
     thread has anything to do for it."""
     now, later = on_cuda(1.0), on_cuda(2.0)
-    packed = Snapshot().pack({"state_dict": {"now": now, "later": later}}, {later.data_ptr()})
+    snapshot = begun({"state_dict": {"now": now, "later": later}}, {later.data_ptr()})
 
     assert device.calls == [
         "pin",
@@ -301,16 +297,16 @@ def test_what_comes_later_is_copied_on_a_stream_of_its_own(device: Device) -> No
         f"in use by {SIDE}",
         f"record on {SIDE}",
     ]
-    assert not rest_of(packed).unfinished
-    assert packed.unpack()["state_dict"] == {"now": 1.0, "later": 2.0}
+    assert not snapshot.unfinished
+    assert snapshot.wait()["state_dict"] == {"now": 1.0, "later": 2.0}
 
 
 def test_join_lets_the_device_wait(device: Device) -> None:
     """`join` orders what the device is given from then on after the copy; the thread does not wait."""
     later = on_cuda(2.0)
-    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
+    snapshot = begun({"state_dict": {"later": later}}, {later.data_ptr()})
     device.calls.clear()
-    rest.join()
+    snapshot.join()
 
     assert device.calls == [f"the stream of cuda:0 waits for the event of {SIDE}"]
 
@@ -318,18 +314,18 @@ def test_join_lets_the_device_wait(device: Device) -> None:
 def test_both_copies_are_waited_for_where_they_are_written(device: Device) -> None:
     """`wait` synchronizes with the copy on the stream of the training and with that beside it."""
     now, later = on_cuda(1.0), on_cuda(2.0)
-    rest = rest_of(Snapshot().pack({"state_dict": {"now": now, "later": later}}, {later.data_ptr()}))
+    snapshot = begun({"state_dict": {"now": now, "later": later}}, {later.data_ptr()})
     device.calls.clear()
-    rest.wait()
+    snapshot.wait()
 
     assert device.calls == ["synchronize", "synchronize"]
 
 
 def test_a_device_has_one_stream_for_copies(device: Device) -> None:
     """The second snapshot uses that of the first, and its memory."""
-    snapshot, later = Snapshot(), on_cuda(2.0)
+    buffers, later = Buffers(), on_cuda(2.0)
     for _ in range(2):
-        snapshot.pack({"state_dict": {"later": later}}, {later.data_ptr()})
+        begun({"state_dict": {"later": later}}, {later.data_ptr()}, buffers=buffers)
 
     assert (device.calls.count("a stream more"), device.calls.count("pin")) == (1, 1)
 
@@ -379,42 +375,42 @@ def test_what_only_a_flag_conjugates_is_made_so_before_it_leaves_the_device(
 ) -> None:
     """PyTorch would look at the flag before the numbers have arrived."""
     conj, neg = on_cuda(1j, torch.complex64).conj(), on_cuda(1 + 2j, torch.complex64).conj().imag
-    packed = Snapshot().pack({"state_dict": {"conj": conj, "neg": neg}})
+    snapshot = begun({"state_dict": {"conj": conj, "neg": neg}})
 
     assert (conj.is_conj(), neg.is_neg()) == (True, True)
     assert [(t.is_conj(), t.is_neg()) for sources, _ in copied for t in sources] == [(False, False)] * 2
-    assert packed.unpack()["state_dict"] == {"conj": -1j, "neg": -2.0}
+    assert snapshot.wait()["state_dict"] == {"conj": -1j, "neg": -2.0}
 
 
 def test_another_accelerator_is_copied_at_once(copied: list[tuple[list[torch.Tensor], bool]]) -> None:
     """Its memory is not the host's to read, and it has no events here: it is waited for, whatever may come later."""
     weight = torch.ones(3).as_subclass(Elsewhere)
-    packed = Snapshot().pack({"state_dict": {"w": weight}}, {weight.data_ptr()})
+    snapshot = begun({"state_dict": {"w": weight}}, {weight.data_ptr()})
 
-    assert not rest_of(packed).unfinished
+    assert not snapshot.unfinished
     assert [non_blocking for _, non_blocking in copied] == [False]
-    assert packed.unpack()["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]
+    assert snapshot.wait()["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_a_change_beside_the_device(device: Device) -> None:
     """Who changes what a device is still copying without `join` is told where the copy is waited for."""
     later = on_cuda(2.0)
-    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
+    snapshot = begun({"state_dict": {"later": later}}, {later.data_ptr()})
     later.add_(1)
-    rest.join()
+    snapshot.join()
 
     with pytest.raises(ChangedWhileCopiedError, match="1 tensors of the parameters or of the optimizer's"):
-        rest.wait()
+        snapshot.wait()
 
 
 def test_a_change_after_the_join_is_the_next_step(device: Device) -> None:
     """It does not count, for the device makes it when it has copied."""
     later = on_cuda(2.0)
-    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
-    rest.join()
+    snapshot = begun({"state_dict": {"later": later}}, {later.data_ptr()})
+    snapshot.join()
     later.add_(1)
 
-    rest.wait()
+    snapshot.wait()
 
 
 def test_memory_is_pinned_on_a_device_of_the_state(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +425,7 @@ def test_memory_is_pinned_on_a_device_of_the_state(device: Device, monkeypatch: 
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
     weight = on_cuda(2.0)
-    Snapshot().pack({"n": torch.ones(()), "state_dict": {"w": weight}})
+    begun({"n": torch.ones(()), "state_dict": {"w": weight}})
 
     assert entered == [weight]
     assert device.calls[:2] == ["on its device", "pin"]
@@ -448,9 +444,8 @@ def test_values_of_a_real_device() -> None:
 @needs_cuda
 def test_a_snapshot_of_a_real_device() -> None:
     """On a real device a snapshot is a copy of the state at that point of the program."""
-    tensor, snapshot = torch.ones(3, device="cuda"), Snapshot()
-    packed = snapshot.pack({"state_dict": {"w": tensor}})
+    tensor = torch.ones(3, device="cuda")
+    snapshot = begun({"state_dict": {"w": tensor}})
     tensor.add_(1)
-    rest_of(packed).wait()
 
-    assert packed.unpack()["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]
+    assert snapshot.wait()["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ import torch
 from eventloop import Trainer
 from eventloop.checkpoint.commit import Outcome, Removals, Save, commit
 from eventloop.checkpoint.retention.pending import Saves
+from eventloop.checkpoint.saving.buffers import Buffers
 from eventloop.checkpoint.saving.saver import Saver
-from eventloop.checkpoint.saving.snapshot import Rest
+from eventloop.checkpoint.saving.snapshot import Snapshot
 from eventloop.hooks import CheckpointHook, Hook
 
 DEADLINE = 60.0
@@ -38,6 +39,13 @@ def a_state(value: float) -> dict[str, Any]:
         },
         "optimizer": {"state": {0: {"momentum": torch.full((12,), -value)}}},
     }
+
+
+def begun(state: Mapping[str, Any], later: Collection[int] = (), buffers: Buffers | None = None) -> Snapshot:
+    """Return a snapshot that has begun, in fresh buffers unless some are given."""
+    snapshot = Snapshot(state)
+    snapshot.begin(buffers or Buffers(), later)
+    return snapshot
 
 
 def no_thread_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,21 +130,21 @@ class Late:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self.go, self.waited_for = (threading.Event() for _ in range(3))
-        copy = Rest.copy
+        copy = Snapshot.copy
 
-        def held(rest: Rest) -> None:
+        def held(snapshot: Snapshot) -> None:
             self.entered.set()
             assert self.go.wait(DEADLINE)
-            copy(rest)
+            copy(snapshot)
 
-        join = Rest.join
+        join = Snapshot.join
 
-        def joined(rest: Rest) -> None:
+        def joined(snapshot: Snapshot) -> None:
             self.waited_for.set()
-            join(rest)
+            join(snapshot)
 
-        monkeypatch.setattr(Rest, "copy", held)
-        monkeypatch.setattr(Rest, "join", joined)
+        monkeypatch.setattr(Snapshot, "copy", held)
+        monkeypatch.setattr(Snapshot, "join", joined)
         nothing_is_small(monkeypatch)
 
     def let_go_when_waited_for(self) -> None:
@@ -151,32 +159,33 @@ class Latest:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.copies = 0
         self.order: list[str] = []
-        self._requested: dict[Rest, threading.Event] = {}
-        begin, copy, join, finish = Rest.__init__, Rest.copy, Rest.join, Saves.finish
+        self._requested: dict[Snapshot, threading.Event] = {}
+        begin, copy, join = Snapshot.__init__, Snapshot.copy, Snapshot.join
+        finish = Saves.finish
 
-        def begun(rest: Rest, *arguments: Any) -> None:
-            self._requested[rest] = threading.Event()
-            begin(rest, *arguments)
+        def begun(snapshot: Snapshot, *arguments: Any) -> None:
+            self._requested[snapshot] = threading.Event()
+            begin(snapshot, *arguments)
 
-        def late(rest: Rest) -> None:
-            self._requested[rest].wait(DEADLINE)
+        def late(snapshot: Snapshot) -> None:
+            self._requested[snapshot].wait(DEADLINE)
             self.copies += 1
-            copy(rest)
+            copy(snapshot)
 
-        def joined(rest: Rest) -> None:
-            if not self._requested[rest].is_set():
+        def joined(snapshot: Snapshot) -> None:
+            if not self._requested[snapshot].is_set():
                 self.order.append("join")
-            self._requested[rest].set()
-            join(rest)
+            self._requested[snapshot].set()
+            join(snapshot)
 
         def finished(saves: Saves, trainer: Trainer, *, failed: bool = False) -> None:
             self.let_go()
             finish(saves, trainer, failed=failed)
 
         nothing_is_small(monkeypatch)
-        monkeypatch.setattr(Rest, "__init__", begun)
-        monkeypatch.setattr(Rest, "copy", late)
-        monkeypatch.setattr(Rest, "join", joined)
+        monkeypatch.setattr(Snapshot, "__init__", begun)
+        monkeypatch.setattr(Snapshot, "copy", late)
+        monkeypatch.setattr(Snapshot, "join", joined)
         monkeypatch.setattr(Saves, "finish", finished)
 
     def let_go(self) -> None:

@@ -86,4 +86,4 @@ class Marking:
             old = tuple(place / name for name in replaced.names)
             fields = self._retention.fields_of_best(best.metric)
             mark = Mark(place / best.name, place / source, iteration, fields, old, replaced.spares)
-            self._saves.mark(trainer, mark)
+            self._saves.mark(trainer, mark, self._retention)

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from eventloop.checkpoint.disk import SaveGivenUp
+from eventloop.checkpoint.retention.retention import Retention
 from eventloop.checkpoint.saving.mark import Mark
 from eventloop.checkpoint.saving.overlapped_copy import Copying
 from eventloop.checkpoint.saving.saver import AT_ONCE_SECONDS, Saver, SaveReplacedError
@@ -36,6 +37,8 @@ class SavingTrainer(TrainerParts, Protocol):
 
 logger = logging.getLogger("eventloop")
 
+WhenBusy = Literal["wait", "skip", "replace"]
+"""What to do when a save is due while earlier ones fill the queue: one of `CheckpointHook`'s `when_busy`."""
 FAILED_SECONDS = 5.0
 """Seconds for which a training that an error ended waits for the votes of other ranks."""
 NAMES = {True: "best checkpoints", False: "checkpoints"}
@@ -51,6 +54,7 @@ class Saving(NamedTuple):
         written: the promise of its result.
         best: whether it is a best checkpoint.
         iter: the iteration of the state.
+        record: the record of the hook's checkpoints, which learns the result.
         rank, ranks: the number of this rank, and of all ranks that write the checkpoint together. Rank 0
             alone learns whether it is saved, and reports it.
     """
@@ -60,19 +64,15 @@ class Saving(NamedTuple):
     written: Promise[Written]
     best: bool
     iter: int
+    record: Retention
     rank: int = 0
     ranks: int = 1
 
 
 class Saves:
-    """The running saves of a hook, in the order in which they are written.
+    """The running saves of a hook, in the order in which they are written."""
 
-    Args:
-        saved, failed: called with the name of each finished or failed save, before its event is emitted.
-    """
-
-    def __init__(self, saved: Callable[[str], None], failed: Callable[[str], None]) -> None:
-        self._saved, self._failed = saved, failed
+    def __init__(self) -> None:
         self.saver: Saver | None = None
         self.under_way: list[Saving] = []
         """The running saves; the first one is being written."""
@@ -91,11 +91,6 @@ class Saves:
         """Begin to count the saves of a training."""
         self.durable, self.errors = 0, []
 
-    @property
-    def full(self) -> bool:
-        """Return whether another save would exceed the queue's limit of bytes."""
-        return self.saver is not None and self.saver.full
-
     def begin(
         self,
         trainer: SavingTrainer,
@@ -103,6 +98,7 @@ class Saves:
         job: Job,
         session: Session | None = None,
         *,
+        record: Retention,
         best: bool,
         overlap: bool,
         began: float,
@@ -114,6 +110,7 @@ class Saves:
             state: the whole state of the trainer.
             job: the path, the label and the checkpoints to remove.
             session: the saves that all ranks write together; then this rank writes its part of the state.
+            record: the record of the hook's checkpoints.
             best: whether it is a best checkpoint.
             overlap: whether values that change only in the optimizer's step are copied later, during the next
                 forward and backward pass.
@@ -128,13 +125,13 @@ class Saves:
         written = saver.save(state, job, later=later)
         trainer.copying.begin(saver.join)
         who = (0, 1) if job.part is None else (job.part.rank, job.part.ranks)
-        self.under_way.append(Saving(job.path, began, written, best, iteration, *who))
+        self.under_way.append(Saving(job.path, began, written, best, iteration, record, *who))
 
-    def mark(self, trainer: SavingTrainer, mark: Mark) -> None:
+    def mark(self, trainer: SavingTrainer, mark: Mark, record: Retention) -> None:
         """Begin to mark a durable checkpoint as one of the best; nothing of it is saved again."""
         self._await(trainer, mark.source)
         written = self._saver_for(trainer).mark(mark)
-        self.under_way.append(Saving(mark.path, perf_counter(), written, True, mark.iteration))
+        self.under_way.append(Saving(mark.path, perf_counter(), written, True, mark.iteration, record))
 
     def _await(self, trainer: SavingTrainer, path: Path) -> None:
         """Wait for a save that has begun; only a repeated run marks a checkpoint that is not durable yet."""
@@ -152,24 +149,28 @@ class Saves:
         while self.under_way and self.under_way[0].written.done():
             self._report(trainer, self.under_way[0])
 
-    def make_room(self, trainer: SavingTrainer) -> None:
-        """Wait for the oldest running saves until there is room for another one, and report them.
+    def make_room(self, trainer: SavingTrainer, when_busy: WhenBusy) -> bool:
+        """Make room for another save within the queue's limit of bytes; return False to skip that save.
+
+        "wait" waits for the oldest running saves, and reports them; "replace" drops those that are not being
+        written yet, and reports them, because they are not kept.
 
         Once a signal ends the run, no other rank's vote is waited for: a launcher sends it because a rank has
         died, and kills this one soon. Then the next save exceeds the limit of bytes.
         """
-        while self.full:
+        while self.saver is not None and self.saver.full:
+            if when_busy == "skip":
+                return False
+            if when_busy == "replace":
+                self.saver.drop_waiting()
+                for saving in [saving for saving in self.under_way if saving.written.done()]:
+                    self._report(trainer, saving)
+                break
             oldest = self.under_way[0]
             if oldest.ranks > 1 and not _waited_for(oldest, trainer):
-                return
+                break
             self._report(trainer, oldest)
-
-    def drop_waiting(self, trainer: SavingTrainer) -> None:
-        """Drop the saves that are not being written yet, and report them, because they are not kept."""
-        if self.saver is not None:
-            self.saver.drop_waiting()
-            for saving in [saving for saving in self.under_way if saving.written.done()]:
-                self._report(trainer, saving)
+        return True
 
     def finish(self, trainer: SavingTrainer, *, failed: bool = False) -> None:
         """Wait for all running saves, and report them.
@@ -255,14 +256,14 @@ class Saves:
         if self.newest is None or not saving.best or saving.iter != self.newest.iter:
             self.newest = saving
         if not saving.rank:
-            self._saved(saving.path.name)
+            saving.record.done(saving.path.name)
             trainer.announce(CheckpointSaved, path=path, bytes=size, seconds=durable - saving.began)
 
     def _fail(self, trainer: SavingTrainer, saving: Saving, error: str) -> None:
         self.under_way.remove(saving)
         if saving.rank:
             return
-        self._failed(saving.path.name)
+        saving.record.failed(saving.path.name)
         seconds = perf_counter() - saving.began
         trainer.announce(CheckpointFailed, path=str(saving.path), seconds=seconds, error=error)
 

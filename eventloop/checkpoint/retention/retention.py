@@ -8,9 +8,9 @@ that has begun, and has neither become durable nor failed, is called running.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -44,6 +44,9 @@ class _Running(NamedTuple):
     name: str
     iteration: int
     replaced: Replaced
+
+
+_Save = TypeVar("_Save", _Running, Best)
 
 
 class Retention:
@@ -90,8 +93,12 @@ class Retention:
     @property
     def names(self) -> list[str]:
         """Return the names of the durable regular checkpoints, then those of the running saves."""
-        coming = [each.name for each in self._begun if each.name not in self.aside]
-        return [*(name for name in self.durable if name not in coming), *coming]
+        names = dict.fromkeys(self.durable)
+        for save in self._begun:
+            if save.name not in self.aside:
+                names.pop(save.name, None)  # one that is saved again is the newest
+                names[save.name] = None
+        return [*names]
 
     @property
     def known(self) -> list[str]:
@@ -231,49 +238,27 @@ class Retention:
 
     def done(self, name: str) -> None:
         """Record that a save is durable, and that the checkpoints it replaces are removed."""
-        for best in self._pop_running_best(name):
+        if (best := _pop(self._begun_bests, name)) is not None:
             others = [each for each in self._durable_bests.values() if each.name != name]
             self._durable_bests = self._top([best, *others])
             self.bests = self._top(self._newest_bests())
-            return
-        for _, iteration, replaced in self._pop_running(name):
-            self._durable_at = iteration
+        elif (save := _pop(self._begun, name)) is not None:
+            self._durable_at = save.iteration
             if name in self.aside:
-                continue
-            older = [each for each in self.durable if each != name]
-            gone = [each for each in older if each in replaced.names]
-            gone = gone[: max(0, len(gone) - replaced.spares)]
-            self.durable = [*(each for each in older if each not in gone), name]
+                return
+            kept = [each for each in self.durable if each != name]
+            gone = [each for each in kept if each in save.replaced.names]
+            for each in gone[: max(0, len(gone) - save.replaced.spares)]:
+                kept.remove(each)
+            self.durable = [*kept, name]
 
     def failed(self, name: str) -> None:
         """Record that a save failed or was skipped; the former checkpoint of its name still exists."""
-        if self._pop_running_best(name):
+        if _pop(self._begun_bests, name) is not None:
             self.bests = self._top(self._newest_bests())
             return
-        self._pop_running(name)
+        _pop(self._begun, name)
         self.awaited.remove(name)
-
-    def _pop_running_best(self, name: str) -> list[Best]:
-        """Remove the oldest running save of a best checkpoint called `name` from the record.
-
-        Returns:
-            A list with the best checkpoint; an empty list if no such save is running.
-        """
-        taken = [best for best in self._begun_bests if best.name == name][:1]
-        for each in taken:
-            self._begun_bests.remove(each)
-        return taken
-
-    def _pop_running(self, name: str) -> list[_Running]:
-        """Remove the oldest running save of a regular checkpoint called `name` from the record.
-
-        Returns:
-            A list with it; an empty list if no such save is running.
-        """
-        taken = [each for each in self._begun if each.name == name][:1]
-        for each in taken:
-            self._begun.remove(each)
-        return taken
 
     # --- labels --------------------------------------------------------------------------------------------
 
@@ -306,19 +291,14 @@ class Retention:
         """Record the scores of a completed validation."""
         self._metrics, self._validated_at = dict(metrics), iteration
 
-    def label(self, sequences: Iterable[int], best: str = "") -> Label:
-        """Return the label of the next checkpoint.
+    def label(self, best: str = "") -> Label:
+        """Return the label of a checkpoint that has the number `sequence`.
 
         Args:
-            sequences: the last sequence numbers of all hooks of the run, whose checkpoints share one order.
             best: the metric for which it is one of the best; "" for a regular checkpoint.
         """
-        self.sequence = 1 + max(sequences)
-        return self._label(self.sequence, best)
-
-    def _label(self, sequence: int, best: str) -> Label:
         return Label(
-            sequence=sequence,
+            sequence=self.sequence,
             best={best: self._watched.rule_of(best)} if best else {},
             keep_best=self._keep_best,
             validated_at=self._validated_at,
@@ -327,7 +307,7 @@ class Retention:
 
     def fields_of_best(self, best: str) -> dict[str, Any]:
         """Return the fields of a label by which a saved checkpoint becomes one of the best, as JSON."""
-        fields: dict[str, Any] = msgspec.to_builtins(self._label(0, best))
+        fields: dict[str, Any] = msgspec.to_builtins(self.label(best))
         del fields["sequence"]  # it stays that of the checkpoint
         return fields
 
@@ -381,6 +361,15 @@ class Retention:
         ]
         self.follow({best.name: best for best in found})
         return saved.watched
+
+
+def _pop(running: list[_Save], name: str) -> _Save | None:
+    """Remove the oldest running save called `name`, and return it; return None if there is none."""
+    for save in running:
+        if save.name == name:
+            running.remove(save)
+            return save
+    return None
 
 
 def _check(watched: BestMetrics, limit: object) -> None:

@@ -7,13 +7,77 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
 
 import torch
 
 from eventloop.processes.shared_memory import Mapped
 
 logger = logging.getLogger("eventloop")
+
+
+Spec = tuple[str, torch.dtype, torch.Size, bool]
+"""The top-level key, type and shape of a tensor, and whether it is on CUDA, which determine its buffer."""
+
+
+class Buffers:
+    """The host memory into which states of one layout are copied, one after the other.
+
+    Fresh memory costs seven times as much as memory that is used again. The tensors under one top-level key
+    share one buffer for each type, because torch writes a state three times faster if tensors share a
+    storage. The buffers are allocated again when the types or the shapes of the tensors change.
+
+    Args:
+        shared: allocate memory that another process can map.
+
+    Attributes:
+        rebuilt: the result of each view's `__reduce_ex__`, by `id`; torch takes 20 us for each call.
+        streams: by CUDA device, the stream for copies that the training does not wait for.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self.shared = shared
+        self.rebuilt: dict[int, tuple[Any, ...]] = {}
+        self.streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._specs: Sequence[Spec] = ()
+        self._views: list[torch.Tensor] = []
+        self._buffers: list[Buffer] = []
+
+    def views(self, specs: Sequence[Spec], tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return a view of a buffer for each of the tensors, which the specs describe."""
+        if self._specs != specs:
+            with _first_device(tensors):
+                self._allocate(specs)
+        return self._views
+
+    def _allocate(self, specs: Sequence[Spec]) -> None:
+        """Allocate a buffer for each key, type and kind of memory, with a view for each tensor."""
+        sizes: dict[tuple[str, torch.dtype, bool], int] = {}
+        places = []
+        for key, dtype, shape, cuda in specs:
+            group = key, dtype, cuda
+            start = sizes.get(group, 0)
+            sizes[group] = start + shape.numel()
+            places.append((group, slice(start, sizes[group]), shape))
+        buffers = {
+            group: Buffer(size, group[1], pinned=group[2], shared=self.shared)
+            for group, size in sizes.items()
+        }
+        self._views = [buffers[group].tensor[place].view(shape) for group, place, shape in places]
+        self._specs, self._buffers = specs, [*buffers.values()]
+        self.rebuilt = {id(view): view.__reduce_ex__(2) for view in self._views}
+
+    def memory(self) -> dict[int, Mapped] | None:
+        """Return how another process maps each buffer, by its address; None if it cannot map all of them."""
+        found = {}
+        for buffer in self._buffers:
+            if not buffer.shared:
+                return None
+            if (memory := buffer.memory) is not None:
+                found[buffer.tensor.data_ptr()] = memory
+        return found
 
 
 class Buffer:
@@ -59,6 +123,15 @@ class Buffer:
             torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())
         if getattr(self, "_file", None) is not None:
             os.close(self._file)  # type: ignore[arg-type]
+
+
+def _first_device(tensors: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
+    """Return a context in which memory is pinned on the first CUDA device of the tensors.
+
+    On another device, pinning might create a CUDA context of hundreds of MB that the training does not need.
+    """
+    first = next((tensor for tensor in tensors if tensor.is_cuda), None)
+    return nullcontext() if first is None else torch.cuda.device_of(first)
 
 
 def pin(tensor: torch.Tensor) -> bool:

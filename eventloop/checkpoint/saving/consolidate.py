@@ -6,7 +6,7 @@ read one after the other, while the file is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from eventloop.checkpoint.disk import Sink
 from eventloop.checkpoint.manifest import read_identified, verify_published
 from eventloop.checkpoint.saving.publish import PublishedFormat, origin_of, write_beside
 from eventloop.checkpoint.saving.safetensors_file import check_flat, encode, require_safetensors
-from eventloop.checkpoint.serialize import bytes_of_storage, records_by
+from eventloop.checkpoint.serialize import bytes_of_storage, pickled
 from eventloop.checkpoint.store import Loaded, read_small_part
 from eventloop.util.errors import CheckpointError
 
@@ -87,11 +87,15 @@ def _with_reader(loaded: Loaded) -> tuple[Loaded, Read]:
 
 
 def _write_state(loaded: Loaded, read: Read, sink: Sink) -> None:
-    def bytes_of(storage: UntypedStorage) -> bytes | memoryview:
-        tensor = read(storage)
-        return bytes_of_storage(storage if tensor is None else tensor.untyped_storage())
+    pickle_bytes, storages = pickled(loaded.state)
 
-    write_archive(records_by(bytes_of, loaded.state, {}), sink)
+    def records() -> Iterator[tuple[str, bytes | memoryview]]:
+        yield "data.pkl", pickle_bytes
+        for key, storage in storages.items():
+            tensor = read(storage)
+            yield f"data/{key}", bytes_of_storage(storage if tensor is None else tensor.untyped_storage())
+
+    write_archive(records(), sink)
 
 
 def _write_weights(loaded: Loaded, read: Read, sink: Sink) -> None:

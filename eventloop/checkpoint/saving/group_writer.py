@@ -74,11 +74,11 @@ class GroupWriter:
         """
         outcomes = [*outcomes]
         for number, save in enumerate(saves):
-            if not isinstance(save, Save):
+            if outcomes[number].error is None or not isinstance(save, Save):
                 continue
             after = zip(saves[number + 1 :], outcomes[number + 1 :], strict=True)
             later = [other for other, outcome in after if outcome.error is None]
-            if outcomes[number].error is None or save.path in {other.path for other in later}:
+            if save.path in {other.path for other in later}:
                 continue
             (outcomes[number],) = self._commit_here([save])
             for other in later:  # it may replace this one, which did not exist when it became durable
@@ -87,14 +87,14 @@ class GroupWriter:
 
     def finish_removals(self) -> None:
         """Remove the replaced checkpoints now, because no other group follows whose sync would serve them."""
-        _log(self._removals.finish())
+        warnings = self._removals.finish()
         removes, self._removes = self._removes, False
-        if self.process is None or not removes:
-            return
-        try:
-            _log(self.process.finish_removals())
-        except ProcessGoneError:
-            self.process = None  # the checkpoints are hidden, and a later save or run removes them
+        if self.process is not None and removes:
+            try:
+                warnings += self.process.finish_removals()
+            except ProcessGoneError:
+                self.process = None  # the checkpoints are hidden, and a later save or run removes them
+        _log(warnings)
 
     def give_up(self) -> None:
         """Cancel the saves that a thread writes; the process finishes those that it writes, however long."""

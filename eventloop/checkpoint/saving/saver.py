@@ -3,7 +3,7 @@
 `CheckpointHook` uses it, through `retention.pending`. A save has three stages:
 
 1. Copy. Small states and values that may change at any time are copied at once; the parameters and the
-   optimizer's state are copied during the next forward and backward pass (`Rest`).
+   optimizer's state are copied during the next forward and backward pass (`Snapshot`).
 2. Encode. The structure is pickled, the tensors are described for the manifest.
 3. Commit. Saves wait in one queue. All that have arrived are written together, by a process that maps the
    copies. A thread of the training process writes if no process can be started, while it starts, if it failed
@@ -16,20 +16,21 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from eventloop.checkpoint.commit import Outcome, commit
 from eventloop.checkpoint.disk import SaveGivenUp
+from eventloop.checkpoint.saving.buffers import Buffers
 from eventloop.checkpoint.saving.group_writer import GroupWriter, Write
 from eventloop.checkpoint.saving.mark import Mark
 from eventloop.checkpoint.saving.saver_client import Job, SaverProcess, Written, process_possible
 from eventloop.checkpoint.saving.saver_thread import SaverThread
 from eventloop.checkpoint.saving.snapshot import Snapshot
 from eventloop.checkpoint.saving.task import SaveTask
-from eventloop.state.tensors import bytes_of, tensors_of
 from eventloop.temporary.leftovers import remove_unfinished
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Promise
@@ -74,11 +75,12 @@ class Saver:
     ) -> None:
         uses_process = process and process_possible()
         self._groups = GroupWriter(write, process=uses_process, urgent=urgent, lost=lost)
-        self._snapshots: list[Snapshot] = []
+        self._buffers: list[Buffers] = []
         self._copier: SaverThread | None = None
         self._writer: SaverThread | None = None
         self._tasks: list[SaveTask] = []  # running saves, in order
-        self._waiting: list[SaveTask] = []  # saves that are encoded, and not being written yet
+        self.waiting: list[SaveTask] = []
+        """The saves that are encoded, and are not being written yet."""
         self._lock = threading.Lock()  # held to decide whether a task is written or replaced
         self._size = 0  # bytes of the last state
 
@@ -106,18 +108,17 @@ class Saver:
             The promise of the result, which also raises an error of the copy.
         """
         copier = self._start_threads()
-        self._size = bytes_of(tensors_of(state))
         # absolute paths, because the program or its process may change the working directory
-        job = job._replace(path=job.path.absolute(), replaces=tuple(path.absolute() for path in job.replaces))
-        task = SaveTask(job, self._size)
+        job = job._replace(path=job.path.absolute(), replaces=tuple(map(Path.absolute, job.replaces)))
+        snapshot = Snapshot(state)
+        task, self._size = SaveTask(job, snapshot), snapshot.size
         try:
-            self._copy(task, state, later)
+            self._copy(task, snapshot, later)
         except Exception as error:  # no memory, or a kind of tensor that cannot be copied: a failed save
             task.written.set_exception(error)
             return task.written
         self._tasks.append(task)
-        task.source = state
-        copier.do(lambda: self._encode(task))
+        copier.do(partial(self._encode, task))
         return task.written
 
     def mark(self, mark: Mark) -> Promise[Written]:
@@ -127,10 +128,9 @@ class Saver:
             The promise of the result.
         """
         copier = self._start_threads()
-        task = SaveTask(Job(mark.path, must=True), 0)
-        task.save = mark
+        task = SaveTask(Job(mark.path, must=True), save=mark)
         self._tasks.append(task)
-        copier.do(lambda: self._queue(task))  # behind the saves that are being copied
+        copier.do(partial(self._queue, task))  # behind the saves that are being copied
         return task.written
 
     def _start_threads(self) -> SaverThread:
@@ -170,8 +170,8 @@ class Saver:
     def join(self) -> None:
         """Wait until the tensors that are being copied may be changed."""
         for task in self._tasks:
-            if task.packed is not None:
-                task.packed.rest.join()
+            if task.snapshot is not None:
+                task.snapshot.join()
 
     def close(self) -> None:
         """Wait for all saves, then end the threads and the process."""
@@ -216,81 +216,65 @@ class Saver:
 
     # --- copying -------------------------------------------------------------------------------------------
 
-    def _copy(
-        self, task: SaveTask, state: Mapping[str, Any], later: Callable[[], Collection[int]] | None
-    ) -> None:
+    def _copy(self, task: SaveTask, snapshot: Snapshot, later: Callable[[], Collection[int]] | None) -> None:
         """Copy a state into free buffers, except the tensors that `_encode` copies later."""
         pointers = later() if later is not None and task.size > AT_ONCE else ()
         watched = {} if task.job.part is None else task.job.part.watched
-        task.snapshot = self._free_snapshot(shared=self._groups.uses_process and not task.small)
+        buffers = self._free_buffers(shared=self._groups.uses_process and not task.small)
         try:
-            task.packed = task.snapshot.pack(state, pointers, watched)
+            snapshot.begin(buffers, pointers, watched)
         except (OSError, RuntimeError, MemoryError) as error:  # a limit of files' sizes, or of memory
-            if not task.snapshot.shared:
+            if not buffers.shared:
                 raise
             reason = error_text(error)
-        else:
-            return
-        self._snapshots.remove(task.snapshot)
-        task.snapshot = self._free_snapshot(shared=False)
-        task.packed = task.snapshot.pack(state, pointers, watched)  # raises if the sharing was not the cause
-        self._groups.uses_process = False
-        logger.warning(
-            "checkpoints are written by a thread, as no memory could be shared with a process: %s", reason
-        )
+            self._buffers.remove(buffers)
+            buffers = self._free_buffers(shared=False)
+            snapshot.begin(buffers, pointers, watched)  # raises if the sharing was not the cause
+            self._groups.uses_process = False
+            logger.warning(
+                "checkpoints are written by a thread, as no memory could be shared with a process: %s", reason
+            )
+        task.buffers = buffers
 
-    def _free_snapshot(self, *, shared: bool) -> Snapshot:
+    def _free_buffers(self, *, shared: bool) -> Buffers:
         """Return buffers that no running save uses."""
-        used = [task.snapshot for task in self._running()]
-        free = [each for each in self._snapshots if each.shared == shared and each not in used]
-        if not free:
-            free.append(Snapshot(shared=shared))
-            self._snapshots.append(free[0])
-        return free[0]
+        used = [task.buffers for task in self._running()]
+        for buffers in self._buffers:
+            if buffers.shared == shared and buffers not in used:
+                return buffers
+        self._buffers.append(Buffers(shared=shared))
+        return self._buffers[-1]
 
     def _encode(self, task: SaveTask) -> None:
         """Copy the tensors that `_copy` left out, encode the state, and queue it for writing."""
         try:
-            task.copy()
             task.encode()
         except Exception as error:
-            self._fail([task], error)
+            with self._lock:
+                if not task.begun:  # else it was replaced
+                    task.begun = True
+                    task.written.set_exception(error)
             return
         self._queue(task)
 
     def _queue(self, task: SaveTask) -> None:
         """Queue a save for writing."""
         with self._lock:
-            self._waiting.append(task)
+            self.waiting.append(task)
         if (writer := self._writer) is not None:
             writer.do(self._write_waiting)
         else:  # abandoned meanwhile
             self._write_waiting()
 
-    def _fail(self, tasks: Sequence[SaveTask], error: Exception) -> None:
-        with self._lock:
-            for task in tasks:
-                if not task.begun:  # else it was replaced
-                    task.begun = True
-                    task.written.set_exception(error)
-
-    # --- writing -------------------------------------------------------------------------------------------
-
     def _write_waiting(self) -> None:
-        """Write all saves that wait, as one group, and settle their promises."""
+        """Write all saves that wait, as one group, and set their results."""
         with self._lock:
-            group = [task for task in self._waiting if not task.begun]
-            self._waiting.clear()
+            group = [task for task in self.waiting if not task.begun]
+            self.waiting.clear()
             for task in group:
                 task.begun = True
-        if group:
-            self._write(group)
-        if not self._waiting:
-            self._groups.finish_removals()
-
-    def _write(self, group: Sequence[SaveTask]) -> None:
         try:
-            outcomes = self._groups.commit(group)
+            outcomes = self._groups.commit(group) if group else []
         except Exception as error:
             outcomes = [Outcome(error=error)] * len(group)
         for task, outcome in zip(group, outcomes, strict=True):
@@ -300,6 +284,8 @@ class Saver:
                 task.written.set_exception(outcome.error)
             else:
                 task.written.set_result(Written(outcome.bytes, outcome.at))
+        if not self.waiting:
+            self._groups.finish_removals()
 
 
 _open: set[Saver] = set()

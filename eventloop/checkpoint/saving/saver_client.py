@@ -141,7 +141,7 @@ class SaverProcess:
         """Send a message, and return the body of its answer."""
         self._child.push(message)
         silent = 0.0  # counted in waits, not by a clock: this process may have been stopped, too
-        used = of_process(self.pid)
+        used = of_process(self._child.pid)
         while not self._child.gone:
             unsent = self._child.backlog
             answers = self._child.exchange(POLL_SECONDS)
@@ -149,7 +149,7 @@ class SaverProcess:
                 self._ready = True
                 if answer.kind == Kind.DONE:
                     return answer.body
-            before, used = used, of_process(self.pid)  # on a busy machine even its start may be slow
+            before, used = used, of_process(self._child.pid)  # on a busy machine even its start may be slow
             lives = answers or self._child.backlog < unsent or computes(before, used, POLL_SECONDS)
             silent = 0.0 if lives else silent + POLL_SECONDS
             limit = URGENT_SECONDS if self._urgent() else SILENT_SECONDS

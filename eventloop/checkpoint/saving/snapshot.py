@@ -1,6 +1,6 @@
 """Copy a training's state to host memory, partly without blocking the training thread.
 
-The saver uses it. The copy may be read only after `Rest.wait`, which returns when it is complete.
+The saver uses it.
 """
 
 from __future__ import annotations
@@ -8,15 +8,14 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 
-from eventloop.checkpoint.saving.buffers import Buffer
+from eventloop.checkpoint.saving.buffers import Buffers, Spec
 from eventloop.costs.waits import waiting
-from eventloop.processes.shared_memory import Mapped
-from eventloop.state.containers import MAPPINGS, SEQUENCES
+from eventloop.state.tensors import bytes_of, tensors_of, with_tensors
 from eventloop.util.waiting import Latch
 
 
@@ -25,183 +24,123 @@ class ChangedWhileCopiedError(RuntimeError):
 
 
 _NONE: Mapping[int, torch.Tensor] = {}
+_Pair = tuple[torch.Tensor, torch.Tensor]
+"""A tensor, and the view of a buffer into which it is copied."""
 
 
 class Snapshot:
-    """A set of host buffers into which nested states are copied, one after the other.
+    """The copy of a state at one moment, in nested dicts, lists and tuples.
 
-    A fresh buffer costs seven times as much as a reused one. The tensors under one top-level key share one
-    buffer for each type, because torch writes a state three times faster if tensors share a storage.
-
-    `pack` copies all values that may change at any time before it returns. Values that change only in an
+    `begin` copies all values that may change at any time before it returns. Values that change only in an
     optimizer's step may be copied later, during the next forward and backward pass: CPU tensors by the thread
-    that calls `Rest.copy`, CUDA tensors on a separate stream, after the work queued on the device so far. On
-    other accelerators everything is copied at once.
+    that calls `copy`, once, and CUDA tensors on a separate stream, after the work queued on the device so
+    far. On other accelerators everything is copied at once. The training thread calls `join` before it
+    changes the tensors.
 
     Args:
-        shared: allocate the buffers in memory that another process can map.
+        source: nested mappings, lists and tuples with tensors, of which only the tensors change afterwards.
+            The thread that copies frees them: Python's lock is released for each tensor that is freed, so a
+            training thread that freed them would wait for the thread that copies, often for a time slice.
+
+    Attributes:
+        size: the bytes of the tensors.
     """
 
-    def __init__(self, *, shared: bool = False) -> None:
-        self.shared = shared
-        self._specs: list[_Spec] = []
-        self._layout = Layout([], [])
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+    def __init__(self, source: Mapping[str, Any]) -> None:
+        self._source = source
+        self._tensors = {key: tensors_of(value) for key, value in source.items()}
+        self.size = sum(map(bytes_of, self._tensors.values()))
+        self._views: list[torch.Tensor] = []
+        self._copies: dict[
+            int, int | torch.Tensor
+        ] = {}  # what becomes of each tensor, as `_distinct` returns
+        self._late: list[_Pair] = []  # CPU tensors that `copy` copies
+        self._streamed: list[tuple[torch.device, torch.cuda.Event]] = []
+        self._events: list[torch.cuda.Event] = []
+        self._versions: list[tuple[torch.Tensor, int]] = []
+        self._changed = 0
+        self._lock = threading.Lock()  # of the versions and the number of changes
+        self._done = Latch()
 
-    def pack(
+    def begin(
         self,
-        state: Mapping[str, Any],
+        buffers: Buffers,
         later: Collection[int] = (),
         watched: Mapping[int, torch.Tensor] = _NONE,
-    ) -> Packed:
-        """Copy a state, except the tensors that `Packed.rest` copies later.
+    ) -> None:
+        """Copy the state into buffers, except the CPU tensors that `copy` copies.
 
-        The next `pack` overwrites the result.
+        The next snapshot that begins to use the buffers overwrites the copy.
 
         Args:
-            state: nested mappings, lists and tuples with tensors.
-            later: the `data_ptr` of tensors that do not change before `Rest.join` is called.
+            buffers: the memory for the copy.
+            later: the `data_ptr` of tensors that do not change before `join` is called.
             watched: by the `id` of a tensor, another one whose version counts changes, too: an optimizer's
                 step raises the version of a DTensor, and not that of its local tensor.
         """
-        sources: list[torch.Tensor] = []
-        known: dict[int, int] = {}
-        structure: dict[str, Any] = {}
-        specs: list[_Spec] = []
-        for key, value in state.items():
-            first = len(sources)
-            structure[key] = _strip(value, sources, known)
-            specs += [(key, t.dtype, t.shape, t.is_cuda) for t in sources[first:]]
-        if specs != self._specs:
-            with _first_device(sources):
-                self._layout, self._specs = self._allocate(specs), specs
-        now, rest = _Pairs(), _Pairs()
-        for source, view in zip(sources, self._layout.views, strict=True):
-            late = source.data_ptr() in later and (source.is_cpu or source.is_cuda)
-            (rest if late else now).append(source, view)
-        now.copy()
-        copied = [event_after(torch.cuda.current_stream(device)) for device in now.devices()]
-        return Packed(structure, self._layout, self._rest(rest, copied, watched))
-
-    def _rest(
-        self, pairs: _Pairs, copied: list[torch.cuda.Event], watched: Mapping[int, torch.Tensor]
-    ) -> Rest:
-        streamed = []
-        also = (watched[id(source)] for source in pairs.sources if id(source) in watched)
-        versions = _Versions([*pairs.sources, *also])
-        for device in pairs.devices():
-            if device not in self._streams:
-                self._streams[device] = torch.cuda.Stream(device)
-            stream = self._streams[device]
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                own = pairs.pop_device(device)
-                own.copy()
-                for source in own.sources:
-                    source.record_stream(stream)  # the allocator must not reuse its memory before it is read
-                streamed.append((device, event_after(stream)))
-        return Rest(pairs, copied, streamed, versions)
-
-    def _allocate(self, specs: list[_Spec]) -> Layout:
-        """Allocate a buffer for each key, type and kind of memory, with a view for each tensor."""
-        sizes: dict[tuple[str, torch.dtype, bool], int] = {}
-        places = []
-        for key, dtype, shape, pinned in specs:
-            group = key, dtype, pinned
-            start = sizes.get(group, 0)
-            sizes[group] = start + shape.numel()
-            places.append((group, slice(start, sizes[group]), shape))
-        buffers = {
-            group: Buffer(size, group[1], pinned=group[2], shared=self.shared)
-            for group, size in sizes.items()
-        }
-        views = [buffers[group].tensor[place].view(shape) for group, place, shape in places]
-        return Layout(views, [*buffers.values()])
-
-
-class _Pairs:
-    """Tensors, each paired with the view of a buffer into which it is copied."""
-
-    def __init__(self) -> None:
-        self.sources: list[torch.Tensor] = []
-        self.views: list[torch.Tensor] = []
-
-    def append(self, source: torch.Tensor, view: torch.Tensor) -> None:
-        self.sources.append(source)
-        self.views.append(view)
-
-    def devices(self) -> set[torch.device]:
-        """Return the CUDA devices of the tensors."""
-        return {source.device for source in self.sources if source.is_cuda}
-
-    def pop_device(self, device: torch.device) -> _Pairs:
-        """Remove the pairs whose tensor is on `device`, and return them."""
-        taken, kept = _Pairs(), _Pairs()
-        for source, view in zip(self.sources, self.views, strict=True):
-            (taken if source.device == device else kept).append(source, view)
-        self.sources, self.views = kept.sources, kept.views
-        return taken
-
-    def move(self) -> None:
-        """Copy CPU tensors on the calling thread only, as torch's threads are busy with the training."""
-        apart = _Pairs()
-        for source, view in zip(self.sources, self.views, strict=True):
-            if source.is_contiguous() and not source.is_conj() and not source.is_neg():
-                ctypes.memmove(view.data_ptr(), source.data_ptr(), source.nbytes)  # releases the GIL
+        sources, specs, copies = self._distinct()
+        views = buffers.views(specs, sources)
+        now: list[_Pair] = []
+        late: list[_Pair] = []  # CPU tensors that `copy` copies
+        beside: dict[torch.device, list[_Pair]] = {}
+        for source, view in zip(sources, views, strict=True):
+            if source.data_ptr() not in later or not (source.is_cpu or source.is_cuda):
+                now.append((source, view))
+            elif source.is_cpu:
+                late.append((source, view))
             else:
-                apart.append(source, view)
-        apart.copy()
-
-    def copy(self) -> None:
-        """Copy all pairs, CUDA tensors asynchronously on the current stream.
-
-        From other accelerators the copy is synchronous, because no memory is pinned and no event is recorded
-        for them.
-        """
-        if self.sources:
-            at_once = any(not (source.is_cpu or source.is_cuda) for source in self.sources)
-            sources = [_resolved(source) if source.is_cuda else source for source in self.sources]
-            with torch.no_grad():
-                torch._foreach_copy_(self.views, sources, non_blocking=not at_once)
-
-
-class _Versions:
-    """The version counters of tensors, which show whether the tensors have been changed in the meantime.
-
-    PyTorch does not count changes through `.data`, by another process, or by a replayed CUDA graph.
-    """
-
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._seen = [(tensor, tensor._version) for tensor in tensors]
-        self._lock = threading.Lock()
-        self._changed = 0
-
-    def changed(self) -> int:
-        """Return the number of tensors that had changed at the first call; later changes do not count."""
-        with self._lock:
-            seen, self._seen = self._seen, []
-            self._changed += sum(tensor._version != version for tensor, version in seen)
-            return self._changed
-
-
-class Rest:
-    """The part of a snapshot that is copied after `Snapshot.pack` has returned.
-
-    Any thread may call `copy`, once. The training thread calls `join` before it changes the tensors.
-    """
-
-    def __init__(
-        self,
-        pairs: _Pairs,
-        copied: list[torch.cuda.Event],
-        streamed: list[tuple[torch.device, torch.cuda.Event]],
-        versions: _Versions,
-    ) -> None:
-        self._pairs, self._streamed, self._versions = pairs, streamed, versions
-        self._events = [*copied, *(event for _, event in streamed)]
-        self._done = Latch()
-        if not pairs.sources:
+                beside.setdefault(source.device, []).append((source, view))
+        _copy(now)
+        self._tensors = {}
+        self._views, self._copies = views, copies
+        devices = {source.device for source, _ in now if source.is_cuda}
+        self._events = [event_after(torch.cuda.current_stream(device)) for device in devices]
+        changing = [source for pairs in (late, *beside.values()) for source, _ in pairs]
+        changing += [watched[id(source)] for source in changing if id(source) in watched]
+        self._versions = [(tensor, tensor._version) for tensor in changing]
+        for device, pairs in beside.items():
+            self._copy_beside(device, pairs, buffers)
+        self._late = late
+        if not late:
             self._done.set()
+
+    def _distinct(self) -> tuple[list[torch.Tensor], list[Spec], dict[int, int | torch.Tensor]]:
+        """Return the tensors to copy into buffers, tied ones once, and their specs.
+
+        The third result has for the `id` of each tensor of the state the number of its copy, or the copy of a
+        tensor that does not fit into a buffer.
+        """
+        sources: list[torch.Tensor] = []
+        specs: list[Spec] = []
+        copies: dict[int, int | torch.Tensor] = {}
+        known: dict[int, int] = {}  # the number of the first tensor at each address
+        for key, tensors in self._tensors.items():
+            for tensor in tensors:
+                odd = tensor.is_quantized or tensor.is_meta or tensor.is_nested
+                if odd or tensor.layout is not torch.strided:
+                    copy = tensor.detach().clone()
+                    copies[id(tensor)] = copy if tensor.is_meta else copy.cpu()
+                    continue
+                number = known.setdefault(tensor.data_ptr(), len(sources))
+                if number == len(sources) or not _is_same(sources[number], tensor):
+                    number = len(sources)
+                    sources.append(tensor)
+                    specs.append((key, tensor.dtype, tensor.shape, tensor.is_cuda))
+                copies[id(tensor)] = number
+        return sources, specs, copies
+
+    def _copy_beside(self, device: torch.device, pairs: list[_Pair], buffers: Buffers) -> None:
+        """Copy the tensors on a CUDA device on the stream for copies, after the work queued so far."""
+        stream = buffers.streams.get(device) or torch.cuda.Stream(device)
+        buffers.streams[device] = stream
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            _copy(pairs)
+            for source, _ in pairs:
+                source.record_stream(stream)  # the allocator must not reuse its memory before it is read
+            event = event_after(stream)
+        self._streamed.append((device, event))
+        self._events.append(event)
 
     @property
     def unfinished(self) -> bool:
@@ -209,18 +148,19 @@ class Rest:
         return not self._done.is_set()
 
     def copy(self) -> None:
-        """Copy the CPU tensors.
-
-        Raises:
-            ChangedWhileCopiedError: a tensor was changed before `join`, so the copy cannot be used.
-        """
+        """Copy the CPU tensors that are left, on the calling thread; torch's are busy with the training."""
+        apart = []
         try:
-            self._pairs.move()
-            changed = self._versions.changed()
+            for source, view in self._late:
+                if source.is_contiguous() and not source.is_conj() and not source.is_neg():
+                    ctypes.memmove(view.data_ptr(), source.data_ptr(), source.nbytes)  # releases the GIL
+                else:
+                    apart.append((source, view))
+            _copy(apart)
+            self._count_changes()
         finally:
-            self._pairs = _Pairs()
+            self._late = []
             self._done.set()
-        _refuse(changed)
 
     def join(self) -> None:
         """Wait until the training thread may change the tensors.
@@ -228,81 +168,48 @@ class Rest:
         It waits for the copies of CPU tensors. It does not wait for tensors on a CUDA device, because work
         that is queued on the device later begins after the copies.
         """
-        with nullcontext() if self._done.is_set() else waiting("checkpoint", "the copy of the state"):
+        with waiting("checkpoint", "the copy of the state") if self.unfinished else nullcontext():
             self._done.wait()
-        self._versions.changed()  # counts the changes so far; later ones are allowed
+        self._count_changes()  # later ones are allowed
         for device, event in self._streamed:
             torch.cuda.current_stream(device).wait_event(event)
 
-    def wait(self) -> None:
-        """Wait until the whole snapshot is copied; never called on the training thread.
+    def wait(self) -> dict[str, Any]:
+        """Wait until the whole state is copied, and return the copy; free the source.
+
+        Called once, and never on the training thread. The tensors of the copy are views of the buffers that
+        `begin` was given. A tensor that does not fit into a buffer, such as a sparse one, is copied by
+        itself.
 
         Raises:
             ChangedWhileCopiedError: a tensor was changed before `join`, so the copy cannot be used.
         """
         self._done.wait()
+        copy: dict[str, Any] = with_tensors(self._source, self._copy_of)
+        self._source, self._copies = {}, {}
         for event in self._events:
             event.synchronize()
-        _refuse(self._versions.changed())
+        self._count_changes()
+        if self._changed:
+            raise ChangedWhileCopiedError(
+                f"{self._changed} tensors of the parameters or of the optimizer's state were changed while "
+                "they were copied, by something else than the optimizer's step: change them in a handler "
+                "that runs before CheckpointHook, or use CheckpointHook(overlap=False)"
+            )
+        return copy
 
+    def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        copy = self._copies[id(tensor)]
+        return self._views[copy] if isinstance(copy, int) else copy
 
-def _refuse(changed: int) -> None:
-    if changed:
-        raise ChangedWhileCopiedError(
-            f"{changed} tensors of the parameters or of the optimizer's state were changed while they were "
-            "copied, by something else than the optimizer's step: change them in a handler that runs before "
-            "CheckpointHook, or use CheckpointHook(overlap=False)"
-        )
+    def _count_changes(self) -> None:
+        """Count the tensors that have changed by the first call.
 
-
-class Layout:
-    """The buffers of a state, and a view of a buffer for each of its tensors.
-
-    A snapshot keeps its layout while the types and shapes of the tensors do not change.
-
-    Attributes:
-        views: the tensors, as views of the buffers.
-        rebuilt: the result of each view's `__reduce_ex__`, by `id`; torch takes 20 us for each call.
-    """
-
-    def __init__(self, views: list[torch.Tensor], buffers: list[Buffer]) -> None:
-        self.views, self._buffers = views, buffers
-        self.rebuilt = {id(view): view.__reduce_ex__(2) for view in views}
-
-    def memory(self) -> dict[int, Mapped]:
-        """Return the description by which another process maps a shared buffer, for each one's address."""
-        found = ((buffer.tensor.data_ptr(), buffer.memory) for buffer in self._buffers if buffer.size)
-        return {address: memory for address, memory in found if memory is not None}
-
-    @property
-    def shared(self) -> bool:
-        """Return whether another process can map all buffers."""
-        return all(buffer.shared for buffer in self._buffers)
-
-
-class Ref(NamedTuple):
-    """A placeholder for the tensor that has this number in a layout."""
-
-    number: int
-
-
-class Packed(NamedTuple):
-    """A copied state.
-
-    Attributes:
-        structure: the nested state, with a `Ref` in place of each tensor in the layout. It also holds copies
-            of tensors that do not fit into a buffer, such as sparse ones.
-        layout: the buffers that hold the tensors, and their views.
-        rest: the tensors that are copied after `Snapshot.pack` has returned.
-    """
-
-    structure: dict[str, Any]
-    layout: Layout
-    rest: Rest
-
-    def unpack(self) -> dict[str, Any]:
-        """Return the state, with tensors that are views of the layout's buffers."""
-        return {key: _restore(value, self.layout.views) for key, value in self.structure.items()}
+        PyTorch does not count changes through `.data`, by another process, or by a replayed CUDA graph.
+        """
+        with self._lock:
+            seen, self._versions = self._versions, []
+            self._changed += sum(tensor._version != version for tensor, version in seen)
 
 
 def event_after(stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -316,13 +223,20 @@ def event_after(stream: torch.cuda.Stream) -> torch.cuda.Event:
     return event
 
 
-def _first_device(tensors: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
-    """Return a context in which memory is pinned on the first CUDA device of the tensors.
+def _copy(pairs: Iterable[_Pair]) -> None:
+    """Copy tensors into their views, CUDA tensors asynchronously on the current stream.
 
-    On another device, pinning might create a CUDA context of hundreds of MB that the training does not need.
+    From other accelerators the copy is synchronous, because no memory is pinned and no event is recorded for
+    them.
     """
-    first = next((tensor for tensor in tensors if tensor.is_cuda), None)
-    return nullcontext() if first is None else torch.cuda.device_of(first)
+    sources, views, at_once = [], [], False
+    for source, view in pairs:
+        at_once = at_once or not (source.is_cpu or source.is_cuda)
+        sources.append(_resolved(source) if source.is_cuda else source)
+        views.append(view)
+    if sources:
+        with torch.no_grad():
+            torch._foreach_copy_(views, sources, non_blocking=not at_once)
 
 
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
@@ -334,42 +248,6 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
-_Spec = tuple[str, torch.dtype, torch.Size, bool]
-"""The top-level key, type and shape of a tensor, and whether it is on CUDA, which determine its buffer."""
-_ATOMS = frozenset({str, int, float, bool, type(None)})
-
-
-def _strip(value: Any, tensors: list[torch.Tensor], known: dict[int, int]) -> Any:
-    """Return a nested state with a `Ref` in place of each tensor, and append the tensors to `tensors`.
-
-    Tied tensors are appended once. A tensor that does not fit into a buffer is replaced by a copy.
-
-    Args:
-        value: the nested state.
-        tensors: gets the tensors.
-        known: the number of the first of `tensors` at each `data_ptr`.
-    """
-    if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
-            copy = value.detach().clone()
-            return copy if value.is_meta else copy.cpu()
-        number = known.setdefault(value.data_ptr(), len(tensors))
-        if number < len(tensors) and _is_same(tensors[number], value):
-            return Ref(number)
-        tensors.append(value)
-        return Ref(len(tensors) - 1)
-    if isinstance(value, MAPPINGS):
-        return {
-            key: item if type(item) in _ATOMS else _strip(item, tensors, known) for key, item in value.items()
-        }
-    if isinstance(value, SEQUENCES):
-        items = [item if type(item) in _ATOMS else _strip(item, tensors, known) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    if isinstance(value, set):
-        return set(value)  # the set may change, its elements cannot
-    return value
-
-
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors with the same first element share all their elements."""
     return (
@@ -377,14 +255,3 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
         and one.device == other.device
         and (one.is_conj(), one.is_neg()) == (other.is_conj(), other.is_neg())
     )
-
-
-def _restore(value: Any, views: list[torch.Tensor]) -> Any:
-    if isinstance(value, Ref):
-        return views[value.number]
-    if isinstance(value, dict):
-        return {key: item if type(item) in _ATOMS else _restore(item, views) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [item if type(item) in _ATOMS else _restore(item, views) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value

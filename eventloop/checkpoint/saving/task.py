@@ -1,7 +1,5 @@
 """Define a running save: its job, the copy of the state and its encoding, and the promise of the result.
 
-`serialize` encodes a whole state, `sharded.encode` the part of one rank.
-
 The saver makes one for each save, and its threads fill it in.
 """
 
@@ -11,9 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from eventloop.checkpoint.commit import AnySave, Save
+from eventloop.checkpoint.manifest import encode_body
+from eventloop.checkpoint.saving.buffers import Buffers
 from eventloop.checkpoint.saving.saver_client import Job, SaverProcess, Written
-from eventloop.checkpoint.saving.snapshot import Packed, Snapshot
-from eventloop.checkpoint.serialize import Rebuilt, serialize
+from eventloop.checkpoint.saving.snapshot import Snapshot
+from eventloop.checkpoint.serialize import Rebuilt, manifest_of, records_of
 from eventloop.checkpoint.sharded.part import PartSave
 from eventloop.processes.shared_memory import Mapped
 from eventloop.util.waiting import Promise
@@ -23,70 +23,51 @@ SMALL = 1 << 20
 
 
 class SaveTask:
-    """One running save: its job, the copy of the state until it is encoded, and the promise of the result."""
+    """One running save: its job, the copy of the state until it is encoded, and the promise of the result.
 
-    def __init__(self, job: Job, size: int) -> None:
-        self.job, self.size = job, size
+    Attributes:
+        snapshot: the copy of the state; None if nothing is copied.
+        small: whether the bytes of the state are sent to the process; those of a larger one are mapped by it.
+        buffers: the memory of the copy. A small state needs it until it is encoded, a larger one until it is
+            written.
+        save: the encoded state, or what to write without one.
+        seen_by_process: whether a process can read the state, because it is small or its buffers are shared.
+        begun: True once it is being written; from then on it cannot be replaced.
+        process: the process that writes the save; None if a thread does.
+    """
+
+    def __init__(self, job: Job, snapshot: Snapshot | None = None, save: AnySave | None = None) -> None:
+        self.job, self.snapshot, self.save = job, snapshot, save
+        self.size = 0 if snapshot is None else snapshot.size
+        self.small = self.seen_by_process = self.size <= SMALL
         self.written: Promise[Written] = Promise()
-        self.snapshot: Snapshot | None = None
-        """The buffers that hold the copy.
-
-        A small state needs them until it is encoded, a larger one until it is written.
-        """
-        self.source: Mapping[str, Any] | None = None
-        """The state until it is copied, so that the thread that copies frees it.
-
-        Python's lock is released for each tensor that is freed, so a training thread that freed them would
-        wait for the thread that copies, often for a time slice.
-        """
-        self.packed: Packed | None = None
-        self.save: AnySave | None = None
+        self.buffers: Buffers | None = None
         self.begun = False
-        """True once it is being written; from then on it cannot be replaced."""
         self.process: SaverProcess | None = None
-        """The process that writes the save; None if a thread does."""
-
-    @property
-    def small(self) -> bool:
-        """Return whether the state is small.
-
-        The bytes of a small state are sent to the process; those of a larger one are mapped by it.
-        """
-        return self.size <= SMALL
-
-    @property
-    def seen_by_process(self) -> bool:
-        """Return whether a process can read the state, because it is small or its buffers are shared."""
-        return self.small or (self.packed is not None and self.packed.layout.shared)
-
-    def copy(self) -> None:
-        """Copy the tensors that `Snapshot.pack` left out, and free the state."""
-        assert self.packed is not None
-        try:
-            if self.packed.rest.unfinished:
-                self.packed.rest.copy()
-        finally:
-            self.source = None
 
     def encode(self) -> None:
-        """Wait for the copy, and encode it; the buffers of a small state are not needed afterwards."""
-        assert self.packed is not None
-        self.packed.rest.wait()
-        layout = self.packed.layout
-        memory = {} if self.small else layout.memory()
-        save = self._encoded(self.packed.unpack(), layout.rebuilt, memory)
+        """Copy the tensors that `Snapshot.begin` left out, and encode the copy once it is complete."""
+        snapshot, buffers = self.snapshot, self.buffers
+        assert snapshot is not None
+        assert buffers is not None
+        if snapshot.unfinished:
+            snapshot.copy()
+        state = snapshot.wait()
+        shared = {} if self.small else buffers.memory()
+        self.seen_by_process = shared is not None
+        save = self._encoded(state, buffers.rebuilt, shared or {})
         # views of memory cannot be sent to a process
         self.save = save.with_own_bytes() if self.seen_by_process else save
         if self.small:
-            self.snapshot = None
+            self.buffers = None
 
     def _encoded(
         self, state: dict[str, Any], rebuilt: Rebuilt, memory: Mapping[int, Mapped]
     ) -> Save | PartSave:
         job = self.job
         if job.part is None:
-            save = serialize(state, job.path, job.label, rebuilt, memory)
-            return save._replace(replaces=job.replaces, spares=job.spares)
+            manifest = encode_body(manifest_of(state, job.label))
+            return Save(job.path, records_of(state, rebuilt, memory), manifest, job.replaces, job.spares)
         from eventloop.checkpoint.sharded.encode import encode_part  # it imports torch.distributed.checkpoint
 
         part = encode_part(state, job.part, job.path, job.label, rebuilt, memory)

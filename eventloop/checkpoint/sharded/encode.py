@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from eventloop.checkpoint.commit import Save
 from eventloop.checkpoint.manifest import SHARDED_SCHEMA, Label, encode_body
@@ -44,7 +45,8 @@ def encode_part(
     Args:
         state: the copy, with the keys `REST`, `OWN` and `SHARD`.
         job: what all ranks know of the save.
-        path, label, rebuilt, memory: as in `serialize`.
+        path, label: as in `serialize`.
+        rebuilt, memory: as in `records_of`.
 
     Raises:
         CheckpointError: the manifest could not be read again.
@@ -58,9 +60,8 @@ def encode_part(
     if job.rank == 0:
         rest = with_empty_tensors(state[REST])
         manifest = manifest_of(rest, label)
-        fields = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
-        fields |= {"schema": SHARDED_SCHEMA, "ranks": job.ranks, "save": job.work.name}
-        whole = Save(path, records_of(rest, rebuilt, memory), encode_body(type(manifest)(**fields)))
+        sharded = structs.replace(manifest, schema=SHARDED_SCHEMA, ranks=job.ranks, save=job.work.name)
+        whole = Save(path, records_of(rest, rebuilt, memory), encode_body(sharded))
         common = [(INDEX, job.index_json), (METADATA, job.metadata)]
     return PartSave(whole, job.work, job.rank, job.ranks, job.form, tuple(files), tuple(common), patience)
 

@@ -182,7 +182,7 @@ def _rows(
 @cache
 def description(sizes: Offsets, dtype: torch.dtype) -> bytes:
     """Return the pickle by which `torch.load` makes a tensor of the bytes of a record `data/0`."""
-    return pickled(torch.empty(sizes, dtype=dtype))  # large memory is never touched, and freed at once
+    return pickled(torch.empty(sizes, dtype=dtype))[0]  # large memory is never touched, and freed at once
 
 
 @cache
