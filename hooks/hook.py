@@ -162,7 +162,7 @@ class Hook(Points):
         """Yield each function that `attach` subscribes to the bus, with the names of its events."""
         for name, handled in self._points.items():
             events = [*handled]
-            # eventloop's hooks skip events that this trainer never emits; the bus refuses them in a user's hook
+            # eventloop's own hooks skip events that this trainer never emits; a user's hook is refused
             if name in GENERIC or _is_from_eventloop(_defining_class(type(self), name)):
                 events = [event for event in handled if bus.possible([event])]
             if events:
@@ -265,7 +265,7 @@ def _storing_arguments(init: Callable[..., None]) -> Callable[..., None]:
 def check_events(hook: object, bus: Bus, excluded: Mapping[type[Event], str]) -> None:
     """Refuse a hook that would subscribe to an event that is never emitted, before it is attached.
 
-    A user's hook that defines `attach` may subscribe fewer methods, so it is checked only when it is attached.
+    A user's hook that defines `attach` may subscribe fewer methods, so it is checked when it is attached.
 
     Args:
         excluded: the events that are never emitted, with the reasons.
@@ -285,7 +285,7 @@ def _on_options(method: Callable[..., Any]) -> dict[str, Any]:
 
 
 def priority_of(hook: Hook, method: Callable[..., Any]) -> Priority | int | str:
-    """Return the priority of a hook's method: that given to `@on`, else the hook's, or NORMAL of a coroutine."""
+    """Return the priority of a hook's method: that of `@on`, else the hook's, or NORMAL of a coroutine."""
     own: Priority | int | str | None = _on_options(method).get("priority")
     if own is not None:
         return own

@@ -22,8 +22,8 @@ class IterTimerHook(Hook):
 
     `time` is measured from this hook's call in one iteration to its call in the next one, so it includes all
     time but that of evaluations. It is the sum of three parts. `data_time` is the wait for the loader,
-    `step_time` is forward, backward and the optimizer, and `hook_time` is the rest: all other hooks, the loop,
-    and waits such as those for a checkpoint.
+    `step_time` is forward, backward and the optimizer, and `hook_time` is the rest: the loop, all other
+    hooks, and waits such as those for a checkpoint.
     """
 
     priority = Priority.NORMAL

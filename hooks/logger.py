@@ -301,7 +301,7 @@ class LoggerHook(TunableInterval, Hook):
             self._first_to_log = trainer.iter + 1
 
     def _has_subscribers(self, trainer: Trainer) -> bool:
-        """Return whether a writer, a statistic, another rank or a follower uses the metrics of an interval."""
+        """Return whether a writer, `custom_cfg`, `reduce` or a follower uses the metrics of an interval."""
         metrics = trainer.metrics
         collects = self._reducer is not None or self._statistics is not None or metrics.pending_media
         return bool(collects or metrics.followers) or trainer.bus.wants(ScalarsLogged)

@@ -212,7 +212,7 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
     min_lr_ratio: float | None = None
 
     def formula(self) -> Formula:
-        """Return the formula min + weight (base - min) (1 + cos(pi q)) / 2, with q from 0 to 1 in a period."""
+        """Return the formula min + weight (base - min) (1 + cos(pi q)) / 2; q is 0 to 1 in each period."""
         periods, weights, lowest = self.periods, self.restart_weights, self._lowest_or_ratio()
         if not isinstance(periods, list | tuple) or not periods:
             raise TypeError(f"periods must be a list of ints, got {periods!r}")

@@ -46,7 +46,7 @@ class ParamUpdaterHook(Policy, Hook):
     warmup_ratio: float = 0.1
     warmup_by_epoch: bool = False
 
-    # for a subclass that is no dataclass: the generated constructor would take these arguments by keyword only
+    # for a subclass that is no dataclass: a generated constructor would take the arguments by keyword only
     def __init__(
         self,
         by_epoch: bool = True,
@@ -60,7 +60,7 @@ class ParamUpdaterHook(Policy, Hook):
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """Check the arguments, and store the formula; refuse a class with neither a formula nor the getter."""
+        """Check the arguments, and store the formula; refuse a class with neither formula nor getter."""
         check_bools(by_epoch=self.by_epoch, warmup_by_epoch=self.warmup_by_epoch)
         if self.counts_iterations and self.by_epoch:
             raise ValueError(f"{type(self).__name__} counts iterations, got by_epoch=True: leave it out")

@@ -29,11 +29,11 @@ IterEvent = (
 MODES = ("train", "val", "test")
 
 GENERIC: dict[str, tuple[str, ...]] = {
-    f"{when}_{what}": tuple(f"{when}_{mode}_{what}" for mode in MODES)
+    f"{when}_{unit}": tuple(f"{when}_{mode}_{unit}" for mode in MODES)
     for when in ("before", "after")
-    for what in ("epoch", "iter")
+    for unit in ("epoch", "iter")
 }
-"""Names of event methods for all modes, each with its events in training, validation and test."""
+"""The names of event methods for all modes, such as "after_iter", each with its events in every mode."""
 
 
 class Points:
