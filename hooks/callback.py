@@ -21,7 +21,7 @@ _TRAINER_NAMES = ("trainer", "runner")
 
 
 class CallbackHook(Hook):
-    """Call plain functions at the events they are named for.
+    """Call plain functions at events; the keyword of each function is the name of its event.
 
         CallbackHook(
             before_train=lambda trainer, event: print(trainer.bus),
@@ -61,6 +61,7 @@ class CallbackHook(Hook):
     def _set_functions(
         self, points: Mapping[str, Callable[..., Any]], priority: Priority | int | str, name: str | None
     ) -> None:
+        """Check and store the functions by the names of their events, with the hook's priority and name."""
         if not points:
             raise ValueError(
                 f"{type(self).__name__} has no function to call: pass at least one, before_train=..., "

@@ -104,7 +104,7 @@ class CheckInvalidLossHook(Hook):
         self._raise_if_invalid(trainer)
 
     def _post_losses(self, trainer: Trainer) -> None:
-        """Post the losses since the last interval to the background, which reads them."""
+        """Start to copy the losses since the last call to the host, and have the background read them."""
         if not self._losses:
             return
         copy = _start_copy(self._losses, self._pool)

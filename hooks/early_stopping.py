@@ -127,7 +127,7 @@ class EarlyStoppingHook(Hook):
 
     @property
     def best(self) -> float | None:
-        """The best score so far."""
+        """The best score so far; None before the first one."""
         return self._best
 
     @best.setter
@@ -216,6 +216,7 @@ class EarlyStoppingHook(Hook):
         return self.wait >= max(self._patience, 1)
 
     def _stop_reason(self, score: float, signed: float) -> str:
+        """Return why the run stops at a score, of which `signed` is the product with the sign."""
         if self._threshold is not None and signed > self._signed_threshold:
             return f"{self._monitor} is {score:g}, better than stopping_threshold={self._threshold:g}"
         best = "none" if self.best is None else f"{self.best:g}"
@@ -234,7 +235,7 @@ class EarlyStoppingHook(Hook):
             warnings.warn(text, UserWarning, stacklevel=2)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metric and its rule, the best score, and the number of validations since that score."""
+        """Return the metric, its rule, the best score, the validations since it, and an invalid score."""
         return {
             "monitor": self._monitor,
             "rule": self._rule,

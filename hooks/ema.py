@@ -144,11 +144,12 @@ class EMAHook(Hook):
         refuse_late_average(
             self, [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)], trainer.hooks
         )
-        # `average_config` has tested the arguments of eventloop's own averages, without a model
+        # tests a user's class; the constructor of this hook has tested the arguments of eventloop's own
         if not is_own(self._config) and not has_lazy_parts(unwrap(trainer.model)):
             self._average = self._build(unwrap(trainer.model))
 
     def _refuse_late_begin(self, trainer: Trainer) -> None:
+        """Refuse a `begin_epoch` or `begin_iter` that the run never reaches."""
         if self._begin_epoch and not trainer.by_epoch:
             raise ValueError(
                 f"EMAHook(begin_epoch={self._begin_epoch}) in a run measured in iterations would never "
@@ -302,12 +303,13 @@ class EMAHook(Hook):
         self._swap_back(trainer, "test")
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Swap the model's own weights back if an interrupt prevented the other methods."""
+        """Swap the model's own weights back if an interrupt prevented `after_val` or `after_test`."""
         self._evaluating.clear()
         self._swap.back()
         self._remove_step_handles()
 
     def _swap_in(self, trainer: Trainer, mode: str) -> None:
+        """Swap the average, if it has an update, into the model for an evaluation of this mode."""
         self._restart_if_loaded(trainer)
         if self._average is not None and self._average.steps:
             self._evaluating.add(mode)
@@ -315,6 +317,7 @@ class EMAHook(Hook):
             self._swap.put(self._average.pairs_with(self._model_of(trainer)))
 
     def _swap_back(self, trainer: Trainer, mode: str) -> None:
+        """Swap the model's own weights back when the last evaluation that uses the average has ended."""
         self._restart_if_loaded(trainer)
         self._evaluating.discard(mode)
         if not self._evaluating:  # after a test within a validation the validation still needs the average

@@ -165,6 +165,7 @@ class GarbageCollectionHook(Hook):
             gc.collect(YOUNG if self._will_freeze else generation)
 
     def _restore(self) -> None:
+        """Switch the automatic collection on and unfreeze, if this hook has switched it off."""
         if self.active:
             gc.enable()
             if self._has_frozen:

@@ -382,6 +382,7 @@ def _refuse_mmengine_names(cls: type[Hook]) -> None:
 
 
 def _refuse_missing_self(cls: type[Hook], method: str) -> None:
+    """Refuse an event method whose first parameter is named `trainer` or `event`."""
     code = getattr(vars(cls).get(method), "__code__", None)  # static and class methods have no __code__
     parameters = () if code is None else code.co_varnames[: code.co_argcount]
     if parameters[:1] in [("trainer",), ("event",)]:

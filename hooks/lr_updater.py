@@ -73,13 +73,17 @@ class ParamUpdaterHook(Policy, Hook):
         self._values_when_built: list[float] = []
         self._has_run = False
         self._formula = self.formula()
-        # the getters of LrUpdaterHook and MomentumUpdaterHook call the formula
-        defines_getter = next(cls for cls in type(self).__mro__ if self.getter in vars(cls) or cls is Hook)
-        if self._formula is None and ParamUpdaterHook in defines_getter.__bases__:
+        if self._formula is None and not self._overrides_getter():
             raise TypeError(
                 f"{type(self).__name__} has no {self.getter}(trainer, base_{self.param_name}): define it, or "
                 "use a subclass that does"
             )
+
+    def _overrides_getter(self) -> bool:
+        """Return whether the class has a getter other than LrUpdaterHook's, which calls the formula."""
+        classes = type(self).__mro__
+        owner = next(cls for cls in classes if self.getter in vars(cls) or cls is Hook)
+        return ParamUpdaterHook not in owner.__bases__
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments of the policy: all public attributes except those of every hook."""

@@ -47,6 +47,7 @@ def on_rank(rank: int = 0) -> Callable[[F], F]:
 
 
 def _on_rank(rank: int, fn: Any) -> Any:
+    """Wrap a function so that it runs only on one rank, and calls no collectives if there are others."""
     if is_coroutine_function(fn):
 
         @wraps(fn)

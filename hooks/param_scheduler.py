@@ -147,7 +147,7 @@ class ParamSchedulerHook(Hook):
         self.follow_factors()
 
     def follow_factors(self) -> None:
-        """Remove the factors that commands have set before a scheduler's step, and apply them after it.
+        """From now on, remove the factors set by commands before each step, and apply them after it.
 
         A command such as `set "lr*=0.5"` calls this method after it has set a factor.
         """
@@ -203,6 +203,7 @@ class ParamSchedulerHook(Hook):
         self._step_with_metric(event.metrics)
 
     def _step_with_metric(self, metrics: Mapping[str, float]) -> None:
+        """Step each scheduler that needs a metric; raise ValueError if its metric is missing."""
         for scheduler in self._stepped_with_metric:
             monitor = self._monitor_of(scheduler)
             if monitor not in metrics:

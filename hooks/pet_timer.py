@@ -135,7 +135,7 @@ class TestHook(Hook):
         return timer
 
     def reset_timer(self) -> None:
-        """Reset all timers, and start the warm-up again."""
+        """Reset all timers and the count of batches, so that the warm-up begins again."""
         self.iter = 0
         for timer in self.timers.values():
             timer.reset()
@@ -191,9 +191,10 @@ class TestHook(Hook):
         suffix: str = "",
         log_all: bool = False,
     ) -> None:
-        """Log the line of progress and times if it is due, at level INFO on the logger `eventloop`.
+        """Log the line of progress and times, every `logperiod` batches and after the last batch.
 
-        A script shows the line with `logging.basicConfig(level=logging.INFO)`.
+        It is logged at level INFO on the logger `eventloop`, so a script shows it with
+        `logging.basicConfig(level=logging.INFO)`.
 
         Args:
             cur: the number of batches done; a loop whose index `i` begins at 0 passes `i + 1`.

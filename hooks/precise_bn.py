@@ -258,6 +258,7 @@ def _set_training_modes(trainer: Trainer, names: list[str]) -> None:
 
 
 def _check_loader(loader: object, name: str) -> None:
+    """Refuse an object that is no iterable of batches, and an iterator, which can be run only once."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"PreciseBN: {name} must be an iterable of batches, got {loader!r}")
     refuse_samples(f"PreciseBN: {name}", loader)

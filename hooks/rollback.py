@@ -265,7 +265,7 @@ class _SpikeDetector:
             self._unusual.append(value)
             self.end = iteration
         elif not self.is_spike:
-            # unusual values that did not make a spike belong to the noise
+            # the unusual values before this one were too few for a spike, so they count as usual ones
             for usual in filter(isfinite, (*self._unusual, value)):
                 self._append(usual)
             self._unusual.clear()
@@ -275,6 +275,7 @@ class _SpikeDetector:
         return self._sorted[len(self._sorted) // 2]
 
     def _is_unusual(self, value: float) -> bool:
+        """Return whether a value is not finite, or unusually high as `RollbackHook` defines it."""
         if not isfinite(value):
             return True
         if len(self._sorted) < self._window:

@@ -88,6 +88,7 @@ class ThroughputHook(Hook):
         self._reset()
 
     def _reset(self) -> None:
+        """Start the warm-up and all counts of a training."""
         self._warmed_up = self._iterations = 0
         self._start = 0.0
         self._totals: dict[str, Number] = dict.fromkeys(self._counts, 0)
@@ -203,6 +204,7 @@ def _one_number(unit: str, number: Any) -> Number:
 
 
 def _check_count(count: object) -> None:
+    """Refuse a `count` that is not a mapping of names to functions."""
     if count is None:
         return
     if not isinstance(count, Mapping):
@@ -217,6 +219,7 @@ def _check_count(count: object) -> None:
 
 
 def _check_peak(peak: object, *, flops: bool) -> None:
+    """Refuse a `peak_flops` that is not above 0, or given without `flops`."""
     if peak is None:
         return
     if isinstance(peak, bool) or not isinstance(peak, int | float):

@@ -139,11 +139,11 @@ class Inbox:
         os.replace(claimed, self._outbox / (answer.id + SENT))
 
     def _return(self, command_id: str, raw: bytes, answer: Answer | None) -> None:
-        """Move a claimed file to the outbox if it is an answer, else answer it or make it a sent one.
+        """Return a file that a killed run has claimed: to the outbox if it is an answer, else to the inbox.
 
         Args:
             raw: the contents of the file.
-            answer: the answer if the command was recorded.
+            answer: the answer to the command if the run has recorded it; it is then written.
         """
         claimed = self._inbox / (command_id + CLAIMED)
         try:

@@ -19,6 +19,7 @@ class _Pickler(pickle.Pickler):
     """Pickle dense tensors as their memory, and all other objects as `pickle` does."""
 
     def reducer_override(self, value: Any) -> Any:
+        """Return the function and arguments that restore a dense tensor; NotImplemented for other objects."""
         if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized:
             return NotImplemented
         flat = value.resolve_conj().resolve_neg().contiguous().reshape(-1)

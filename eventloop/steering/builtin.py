@@ -24,7 +24,7 @@ def checkpoint(trainer: SteeredTrainer) -> Saving:
 
 
 def validate(trainer: SteeredTrainer) -> dict[str, float]:
-    """Validate now, and answer with the metrics; the training goes on as if nothing had been asked."""
+    """Validate now, and answer with the metrics; this does not change the course of the training."""
     if trainer.val_loader is None:
         raise CommandError("the trainer has no val_loader")
     metrics = trainer.val_aside()
@@ -39,7 +39,7 @@ def stop(trainer: SteeredTrainer, reason: str = "stopped by a command") -> None:
 
 
 def pause(trainer: SteeredTrainer) -> None:
-    """Wait after this iteration until the command go; other commands are applied meanwhile."""
+    """Wait after this iteration until the command `go`; other commands are applied meanwhile."""
     trainer.commands.paused = True
 
 

@@ -256,7 +256,7 @@ def _is_scheduled(trainer: SteeredTrainer, optimizer: Any, option: str) -> bool:
     if any(stepper.steps(optimizer, option) for stepper in trainer.commands.steppers):
         return True
     if not any(isinstance(hook, FactorFollower) for hook in trainer.hooks):
-        return False  # the program steps its schedulers itself
+        return False  # no hook steps the schedulers, so a factor would not be applied
     for scheduler in trainer.schedulers:
         groups = getattr(getattr(scheduler, "optimizer", optimizer), "param_groups", None)
         if groups is optimizer.param_groups and option in keys_of(scheduler):
@@ -299,6 +299,7 @@ def _read(group: Group, name: str) -> Any:
 
 
 def _write(group: Group, name: str, value: Any) -> None:
+    """Write a value to a param group, in place if it is in a tensor."""
     if name != "beta2":
         write_value(group, name, value)
     elif isinstance(group["betas"][1], torch.Tensor):
@@ -308,6 +309,7 @@ def _write(group: Group, name: str, value: Any) -> None:
 
 
 def _restore(group: Group, name: str, value: Any, factors: Any) -> None:
+    """Write a value and the factors of schedules to a param group; None removes the factors."""
     _write(group, name, value)
     group.pop(FACTORS, None)
     if factors is not None:

@@ -91,7 +91,7 @@ class Mailbox:
             if self._polls % CLEANING == 0:
                 self._inbox.remove_old(UNFETCHED_SECONDS)
             for each in self._inbox.receive():
-                if self._closed:  # `receive` has hung, and `close` has not waited for it any longer
+                if self._closed:  # `receive` has hung for so long that `close` has given up waiting
                     return
                 answer = each if isinstance(each, Answer) else self._received(each)
                 if answer is not None and self._inbox.claim(each.id):

@@ -37,7 +37,7 @@ class SchedulerStepper(Protocol):
         """Return whether one of its schedulers writes an option of an optimizer."""
 
     def follow_factors(self) -> None:
-        """Remove factors before the schedulers are stepped, and apply them afterwards, from now on."""
+        """From now on, remove the factors set by commands before each step, and apply them after it."""
 
 
 @runtime_checkable
@@ -69,7 +69,7 @@ class FactorFollower(Protocol):
     """A hook that steps the trainer's schedulers, such as `ParamSchedulerHook`."""
 
     def follow_factors(self) -> None:
-        """Remove factors before the schedulers are stepped, and apply them afterwards, from now on."""
+        """From now on, remove the factors set by commands before each step, and apply them after it."""
 
 
 def savers(hooks: Iterable[object]) -> list[CheckpointSaver]:

@@ -87,7 +87,7 @@ def rollback(
     stop: bool = False,
     reason: str = "",
 ) -> GoingBack:
-    """Go back to a checkpoint, by default the newest older one, and skip batches from there."""
+    """Go back to a checkpoint, by default the newest one before this iteration, and skip batches there."""
     if trainer.in_steps:
         raise CommandError(IN_STEPS)
     if trainer.commands.going_back is not None:

@@ -15,7 +15,7 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class LRCurve:
-    """Losses over rising learning rates.
+    """The losses of a learning rate range test, in which the rate rises from iteration to iteration.
 
     found = trainer.find_lr()
     print(found.suggestion)
@@ -45,9 +45,8 @@ class LRCurve:
                 f"is lowest in iteration {lowest + 1} of {len(self.losses)}. Lower start_lr, raise end_lr or "
                 "iterations, and look at plot(path)"
             )
-        falling = torch.tensor(
-            self.losses[: lowest + 1]
-        )  # float32, so that equal slopes are equal in ignite, too
+        # in float32, as in ignite, so that the same slopes count as equal
+        falling = torch.tensor(self.losses[: lowest + 1])
         slopes = 0.5 * (falling[2:] - falling[:-2])
         return self.lrs[int(slopes.argmin()) + 1]
 

@@ -136,7 +136,7 @@ def _run(trainer: TrainerParts, tested: Range, batches: Iterator[Any]) -> LRCurv
     curve = LRCurve([], [], False)
     try:
         for iteration in range(tested.iterations):
-            # in ignite, too, an iteration trains with the rate that the curve has for the one before
+            # the curve has the rate of the next iteration, as in ignite, whose results are the same
             _set_rate(trainer, tested.rate(max(0, iteration - 1)))
             loss = _step(trainer, batches, iteration)
             if curve.losses:
