@@ -68,7 +68,7 @@ class AsyncValidationHook(Hook):
         self, build: str | None, device: str | None = None, *, wait: float = 600.0, max_waiting: int = 20
     ) -> None:
         if build is not None:
-            place_of(build)
+            place_of(build)  # raises an error if it has not the form "module:function"
         number("wait", wait, least=0)
         positive("max_waiting", max_waiting)
         self._build, self._device = build, None if device is None else str(device)
@@ -112,7 +112,7 @@ class AsyncValidationHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def checkpoint_evaluated(self, trainer: Trainer, event: CheckpointEvaluated) -> None:
-        """Record that the child has validated a checkpoint, so that it is restarted if it is killed."""
+        """Reset the child's count of restarts, because the child has validated a checkpoint."""
         if self._process is not None:
             self._process.result_came()
 

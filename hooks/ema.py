@@ -123,7 +123,10 @@ class EMAHook(Hook):
         """The modes of the evaluations that run now and use the average: "val", "test", "predict"."""
         self._to_load: AverageState | None = None  # the average of a checkpoint that is being loaded
         self._loads: int | None = 0
-        """The value of `trainer.state.loads` that this average takes into account; None after a resume."""
+        """The value of `trainer.state.loads` when the average was last begun or restarted.
+
+        None after a resume, which restores the average.
+        """
         self._step_handles: list[Any] = []
         self._stepped = self._ever_stepped = False
         self._first_iter = 0
@@ -381,7 +384,7 @@ class EMAHook(Hook):
 
     def _load(self, model: nn.Module, saved: AverageState) -> None:
         self._average = load_average(self._build, model, saved)
-        # the model gets other weights, so the former ones must not be swapped back
+        # the resume loads other weights into the model, so those from before must not be swapped back
         self._swap, self._evaluating = Swap(), set()
 
     def _restart_if_loaded(self, trainer: Trainer) -> None:

@@ -393,7 +393,7 @@ def _refuse_missing_self(cls: type[Hook], method: str) -> None:
 
 
 def _refuse_near_miss(cls: type[Hook], method: str, events: list[str]) -> None:
-    """Refuse a method that handles no event, if its name is close to that of one or has `@on`."""
+    """Refuse a method that handles no event but has `@on`, or a name like an event's."""
     if (meant := point_meant(method)) in events or meant in GENERIC:
         raise TypeError(
             f"{cls.__name__}.{method} is not an event and would never be called: define "

@@ -88,7 +88,7 @@ class IterationTimer(IterTimerHook):
         log_text(trainer, "timing", f"Total training time: {_clock_text(total)} ({parts})")
 
     def _start(self, trainer: Trainer) -> None:
-        """Start the timing at the present moment."""
+        """Start the timing now."""
         self._iterations, self._seconds = 0, 0.0
         self._start_time = self._last_call = perf_counter()
         self._evaluations_at_start = self._evaluations_at_last_call = trainer.clock.evaluations

@@ -268,7 +268,7 @@ class OneCycleLrUpdaterHook(LrUpdaterHook):
     Args:
         max_lr: one number or one per param group; with several optimizers also a dict of such values by the
             optimizers' names.
-        total_steps: the number of iterations of the cycle, by default that of the run; not less than that.
+        total_steps: the number of iterations in the cycle; by default, and at least, the run's number.
         pct_start: the fraction of the cycle in which the rate rises, a float in [0, 1].
         anneal_strategy: "cos" or "linear".
         div_factor, final_div_factor: numbers above 0, see above.

@@ -86,7 +86,7 @@ class ParamUpdaterHook(Policy, Hook):
         return ParamUpdaterHook not in owner.__bases__
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments of the policy: all public attributes except those of every hook."""
+        """Return the arguments of the policy: all public attributes that `Hook` does not have."""
         return {
             name: value
             for name, value in vars(self).items()
@@ -163,7 +163,7 @@ class ParamUpdaterHook(Policy, Hook):
         return min(self.progress(trainer) / self.max_progress(trainer), 1.0)
 
     def from_formula(self, trainer: Trainer, base: float) -> float:
-        """Return the formula's present value for a group whose initial value is `base`."""
+        """Return the formula's current value for a group whose initial value is `base`."""
         assert self._formula is not None
         progress, total = self.progress(trainer), 0
         if self.reaches_end:
@@ -200,7 +200,7 @@ class ParamUpdaterHook(Policy, Hook):
     # --- inside --------------------------------------------------------------------------------------------
 
     def _set(self, trainer: Trainer) -> None:
-        """Set the present value in every param group."""
+        """Set the current value in every param group."""
         # runs in every iteration of some policies, so plain floats, the usual case, are set without a call
         name, initial = self.param_name, self._initial_name
         warmup_factor = None if self.warmup is None else self._warmup_factor(trainer)
@@ -309,5 +309,5 @@ class LrUpdaterHook(ParamUpdaterHook):
     owns = "the learning rate or momentum of each iteration"
 
     def get_lr(self, trainer: Trainer, base_lr: float) -> float:
-        """Return the present rate of a param group whose initial rate is `base_lr`, without warm-up."""
+        """Return the current rate of a param group whose initial rate is `base_lr`, without warm-up."""
         return self.from_formula(trainer, base_lr)

@@ -77,7 +77,7 @@ class MomentumUpdaterHook(ParamUpdaterHook):
             )
 
     def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
-        """Return the present momentum of a group with initial momentum `base_momentum`, without warm-up."""
+        """Return the current momentum of a group with initial momentum `base_momentum`, without warm-up."""
         return self.from_formula(trainer, base_momentum)
 
     def _apply_warmup(self, value: float, factor: float) -> float:

@@ -176,7 +176,7 @@ def _check_names(option: str, names: Sequence[str]) -> None:
 
 
 def _numbers(names: Sequence[str]) -> list[int]:
-    """Return the numbers of signals, without those that this platform lacks."""
+    """Return the numbers of the named signals; skip signals that this platform lacks."""
     return [getattr(signal, name) for name in names if hasattr(signal, name)]
 
 

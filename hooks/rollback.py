@@ -119,8 +119,8 @@ class RollbackHook(Hook):
                 raise ValueError(f"RollbackHook needs a {needed.__name__}, which {why}: the trainer has none")
         if any(isinstance(hook, CheckInvalidLossHook) for hook in trainer.hooks):
             raise ValueError(
-                "expected RollbackHook or CheckInvalidLossHook, got both: the one ends the run at a loss "
-                "from which the other goes back; remove CheckInvalidLossHook"
+                "expected RollbackHook or CheckInvalidLossHook, got both: CheckInvalidLossHook ends the run "
+                "at a loss from which RollbackHook goes back; remove CheckInvalidLossHook"
             )
         if trainer.rank == 0:
             trainer.metrics.followers.append(partial(self._receive, trainer))

@@ -68,7 +68,7 @@ Evaluators = Evaluator | Sequence[Evaluator] | Mapping[str, Evaluator]
 
 
 def accuracy(preds: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the fraction of samples whose highest score is that of the target's class.
+    """Return the fraction of samples whose highest score belongs to the target class.
 
     Args:
         preds: scores, (N, C, ...).
@@ -275,7 +275,7 @@ class Evaluation:
 def before_drawing(
     model: torch.nn.Module, trained_on: Iterable[Any] | None, loaders: Iterable[Iterable[Any]]
 ) -> Callable[[], None]:
-    """Return a function that restores the present random states, from which an evaluation will draw.
+    """Return a function that restores the current random states, from which an evaluation will draw.
 
     These are the states of the global generators, of the model's modules and of all loaders.
 

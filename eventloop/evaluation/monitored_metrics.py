@@ -131,7 +131,7 @@ class MonitoredMetrics:
         if metrics is None:
             return
         names = {of_loader(weights, name) for name in metrics for weights in self._weights}
-        # all metrics, also those that were certain: F.cross_entropy takes targets without an accuracy, too
+        # also "accuracy" with F.cross_entropy, which takes targets without an accuracy, too
         for metric, option in self._required:
             if metric not in names:
                 advice = f" This is of a sanity validation of {batches} batches; sanity_val=0 skips it."
@@ -193,11 +193,11 @@ class MonitoredMetrics:
         similar = [name for name in known if lower in name.lower() or name.lower() in lower]
         suggestion = near(metric, known) or (f": did you mean {similar[0]!r}?" if similar else ".")
         prefixes = (of_loader(each, "") for each in reversed(self._passes))
-        of_pass = next((metric.removeprefix(each) for each in prefixes if metric.startswith(each)), metric)
+        prefix = next((each for each in prefixes if metric.startswith(each)), "")
         return (
             f"{option} needs the metric {metric!r}, which the validation does not report{suggestion} It "
-            f"reports {', '.join(known) or 'nothing'}. Other names come from evaluator={{{of_pass!r}: ...}} "
-            f"or val_step=...{need_of(metric)}"
+            f"reports {', '.join(known) or 'nothing'}. Other names come from "
+            f"evaluator={{{metric.removeprefix(prefix)!r}: ...}} or val_step=...{need_of(metric)}"
         )
 
 

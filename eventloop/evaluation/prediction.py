@@ -114,7 +114,7 @@ class Prediction:
         return self._sink.end(complete=complete)
 
     def close(self) -> None:
-        """Release the resources of the sink, after `end` or an error, but not after an interrupt."""
+        """Release the resources of the sink; called after `end` or an error, but not after an interrupt."""
         self._sink.close()
 
 

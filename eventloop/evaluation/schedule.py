@@ -175,7 +175,7 @@ class WorkflowSchedule:
         """Return the evaluations after `done` of `total` units, and before the next unit."""
         if done == 0:
             return self._evaluations[0]
-        in_cycle = done % self._cycle or self._cycle  # the number of units done in the present cycle
+        in_cycle = done % self._cycle or self._cycle  # the number of units done in the current cycle
         if done == total:
             return [mode for evaluations in self._evaluations[in_cycle:] for mode in evaluations]
         if in_cycle == self._cycle:

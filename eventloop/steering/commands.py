@@ -221,7 +221,7 @@ class Commands:
         return self._stop_reason
 
     def stop(self, reason: str) -> None:
-        """Stop the run once the present commands are applied; the command `stop` calls this method."""
+        """Stop the run once the current commands are applied; the command `stop` calls this method."""
         self._stop_reason = self._stop_reason or reason
 
     def go_back(self) -> bool:

@@ -264,13 +264,13 @@ def _is_scheduled(trainer: SteeredTrainer, optimizer: Any, option: str) -> bool:
     return False
 
 
-def _in_bounds(label: str, name: str, value: float, present: Any) -> float:
-    """Check the bounds of a value, and return it; as an int if the present value is one (`max_iter`).
+def _in_bounds(label: str, name: str, value: float, current: Any) -> float:
+    """Check the bounds of a value, and return it; as an int if the current value is one (`max_iter`).
 
     Raises:
         TypeError, ValueError: the value is out of bounds, or not a whole number.
     """
-    if name in _BOUNDS or not isinstance(present, int):
+    if name in _BOUNDS or not isinstance(current, int):
         return number(label, value, **_BOUNDS.get(name, {}))
     if value != int(number(label, value, least=1)):
         raise TypeError(f"{label} must be an int, got {value!r}")

@@ -27,10 +27,10 @@ class KnownCommands:
             TypeError: a parameter has no type, or a type that JSON cannot hold.
             ValueError: there is another command of that name.
         """
-        present = self._specs.get(name)
-        if present is not None and present.function is function:
+        known = self._specs.get(name)
+        if known is not None and known.function is function:
             return  # added before, for example by a handler of `before_run` in an earlier run
-        if present is not None or name in AT_ONCE:
+        if known is not None or name in AT_ONCE:
             raise ValueError(f"there is a command {name!r} already: give the function another name")
         self._specs[name] = CommandSpec(name, function)
 

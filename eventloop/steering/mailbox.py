@@ -50,7 +50,7 @@ class Mailbox:
         self._inbox, self._path, self._receive = Inbox(directory), directory / NAME, receive
         self._posted: deque[tuple[Answer | None, list[Applied] | None]] = deque()
         self._in_inbox: set[str] = set()  # the ids of received commands that are not answered
-        self._claimed: set[str] = set()  # the ids of those of them that were claimed
+        self._claimed: set[str] = set()  # the ids of claimed commands; a rollback may delay their answers
         self._unwritten_answers: deque[Answer] = deque(maxlen=1000)  # a full disk has refused them
         self._unwritten_record, self._must_rename = [*record], not keeps
         self._polling, self._polls, self._logged = threading.Lock(), 0, set[str]()
@@ -121,7 +121,7 @@ class Mailbox:
             self._polling.release()
 
     def _refuse(self, received: Sequence[Command | Answer], refusal: Callable[[Command], Answer]) -> None:
-        """Refuse commands, except those that report metrics; write the answers to files that are none."""
+        """Answer commands by refusals, except commands that report metrics, and write other answers."""
         for each in received:
             if isinstance(each, Command) and each.command == EVALUATED:
                 continue

@@ -106,7 +106,7 @@ class Steered:
 
         Args:
             path: a checkpoint as in `resume`; by default the newest one of this run that is older than the
-                present iteration.
+                current iteration.
             skip: the number of batches from the checkpoint's position on that are not trained on, on each
                 rank, as if a handler raised `SkipIteration` for each of them; "seen" skips all batches that
                 were read since the checkpoint.

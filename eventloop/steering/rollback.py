@@ -25,7 +25,7 @@ from eventloop.steering.set_values import set_values
 from eventloop.util.errors import CheckpointError
 
 Skip = int | Literal["seen"]
-"""The number of batches to skip, or "seen" for all batches from the checkpoint to the present iteration."""
+"""The number of batches to skip, or "seen" for all batches from the checkpoint to the current iteration."""
 
 IN_STEPS = (
     "expected a run of train(), run() or epochs(), got one of begin_run(), whose loop fetches the batches "
@@ -123,10 +123,10 @@ def _read(trainer: SteeredTrainer, checkpoint: str, before: int) -> WasRead:
 
 
 def _batches_since(trainer: SteeredTrainer, read: WasRead, until: int) -> int:
-    """Return the number of batches read since a checkpoint, without those that it skips itself.
+    """Return the number of batches read since a checkpoint, less the batches that its resume skips.
 
     Args:
-        until: batches of later iterations than this one are not counted; 0 for the present iteration.
+        until: batches of later iterations than this one are not counted; 0 for the current iteration.
     """
     meta: Mapping[str, Any] = read.checkpoint["meta"]
     later_iterations = trainer.iter - min(until or trainer.iter, trainer.iter)

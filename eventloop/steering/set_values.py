@@ -26,7 +26,7 @@ def set_values(trainer: SteeredTrainer, arguments: Mapping[str, Any]) -> dict[st
     """Set numbers: lr=1e-4, "lr*=0.5", gen.lr=1e-4, lr[1]=1e-4, early_stopping.patience=5.
 
     `lr*=0.5` multiplies the learning rate, and the later results of its schedule, by 0.5. `lr=1e-4` sets the
-    present learning rate, and multiplies the later results of its schedule by the same ratio. Other options
+    current learning rate, and multiplies the later results of its schedule by the same ratio. Other options
     of the optimizer that are numbers can be set too, such as `weight_decay`; `momentum` is the first of
     Adam's betas, and `beta2` the second. A name sets all param groups of all optimizers that have it. `gen.`
     before the name chooses one of several optimizers, and `[1]` behind it a param group, by its index or its

@@ -25,8 +25,8 @@ class HookChange:
         label: the attribute's name in the answer and in messages.
         hook: the hook.
         name: the attribute, one of the hook's `tunable`.
-        given: the new value, or a text of it, which is converted to the type of the present value, or to a
-            float if there is no present value (None).
+        given: the new value, or a text of it, which is converted to the type of the current value, or to a
+            float if there is no current value (None).
     """
 
     def __init__(self, label: str, hook: Any, name: str, given: Any) -> None:
@@ -36,7 +36,7 @@ class HookChange:
         self._made = False
 
     def check(self) -> None:
-        """Raise CommandError for a value that cannot be converted to the type of the present one."""
+        """Raise CommandError for a value that cannot be converted to the type of the current one."""
         self._new_value()
 
     def make(self) -> None:
@@ -58,9 +58,9 @@ class HookChange:
         return {"old": self._old, "new": getattr(self._hook, self._name)}
 
     def _new_value(self) -> Any:
-        """Return the given value, converted to the type of the present one."""
-        present = getattr(self._hook, self._name)
-        kind = float if present is None else type(present)
+        """Return the given value, converted to the type of the current one."""
+        current = getattr(self._hook, self._name)
+        kind = float if current is None else type(current)
         try:
             value = msgspec.convert(self._given, kind, strict=False)
         except (msgspec.ValidationError, TypeError) as error:

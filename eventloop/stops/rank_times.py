@@ -49,9 +49,9 @@ class TimesExchange:
         return numbers
 
     def receive(self, numbers: Sequence[float]) -> None:
-        """Receive the times of all ranks, and compare the ranks if the times cover enough iterations.
+        """Receive the times of all ranks, and compare the ranks.
 
-        Around an evaluation they may cover too few; they are then added to the times received next.
+        Times that cover too few iterations, as around an evaluation, are added to the times received next.
         """
         window: Window = [self._phases(numbers[i : i + _WIDTH]) for i in range(0, len(numbers), _WIDTH)]
         if self._short_window is not None:

@@ -124,7 +124,7 @@ class Stopping:
     def request(self, reason: str, signum: int | None = None) -> None:
         """Request a stop at the next boundary; if there is a request already, it stays.
 
-        On one rank the present iteration is then the last, and the logger logs its metrics. Several ranks may
+        On one rank the current iteration is then the last, and the logger logs its metrics. Several ranks may
         train one more iteration.
 
         Args:
