@@ -11,8 +11,8 @@ from eventloop.bus.handler import calling_convention
 from eventloop.events.base import ALIASES, event_name
 from eventloop.events.catalogue import declared_events
 from eventloop.events.priority import Priority, get_priority
-from eventloop.hooks.hook import Hook, events_of
-from eventloop.hooks.points import GENERIC
+from eventloop.hooks.hook import Hook
+from eventloop.hooks.points import GENERIC, events_of
 from eventloop.util.functions import handler_name, is_coroutine_function
 from eventloop.util.suggest import suggest
 

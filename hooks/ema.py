@@ -82,10 +82,9 @@ class EMAHook(Hook):
         begin_iter: the iteration of the first update, counted from 1.
         begin_epoch: the epoch of the first update, counted from 1; not together with `begin_iter`.
         validate: "average" evaluates only the average. "both" evaluates the model's own weights, and then the
-            average on the same batches with the same random numbers, in one validation or test. The metrics
-            of the average have the prefix "ema/". The events of its iterations have `loader="ema"`, or
-            "ema/NAME" if there are several loaders. With "both", `Trainer.load_checkpoint` loads the average
-            and the own weights. Predictions always use the average.
+            average on the same batches with the same random numbers. The metrics of the average then have the
+            prefix "ema/", and the events of its iterations `loader="ema"`, or "ema/NAME" if there are several
+            loaders; `Trainer.load_checkpoint` loads both. Predictions always use the average.
         arguments: the average's arguments: `momentum`, `gamma`, `interval`, `device`, `update_buffers`.
 
     Raises:
@@ -119,14 +118,10 @@ class EMAHook(Hook):
         self._average: BaseAveragedModel | None = None
         self._model: nn.Module | None = None
         self._swap = Swap()
-        self._evaluating: set[str] = set()
-        """The modes of the evaluations that run now and use the average: "val", "test", "predict"."""
+        self._evaluating: set[str] = set()  # the modes of the evaluations that use the average now
         self._to_load: AverageState | None = None  # the average of a checkpoint that is being loaded
+        # `trainer.state.loads` when the average was last restarted; None after a resume has restored it
         self._loads: int | None = 0
-        """The value of `trainer.state.loads` when the average was last begun or restarted.
-
-        None after a resume, which restores the average.
-        """
         self._step_handles: list[Any] = []
         self._stepped = self._ever_stepped = False
         self._first_iter = 0
@@ -144,9 +139,8 @@ class EMAHook(Hook):
         self._refuse_late_begin(trainer)
         if self._both:
             check_other_weights(trainer, PREFIX, 'EMAHook(validate="both")')
-        refuse_late_average(
-            self, [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)], trainer.hooks
-        )
+        checkpoint_hooks = [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)]
+        refuse_late_average(self, checkpoint_hooks, trainer.hooks)
         # tests a user's class; the constructor of this hook has tested the arguments of eventloop's own
         if not is_own(self._config) and not has_lazy_parts(unwrap(trainer.model)):
             self._average = self._build(unwrap(trainer.model))
@@ -211,8 +205,7 @@ class EMAHook(Hook):
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Remove the hooks from the optimizers, and warn if no optimizer made a step."""
-        trained = event.reason == COMPLETED and trainer.iter > self._first_iter
-        if trained and not self._ever_stepped:
+        if event.reason == COMPLETED and trainer.iter > self._first_iter and not self._ever_stepped:
             logger.warning(
                 "EMAHook averaged nothing: the trainer's optimizer was never stepped; pass the optimizer "
                 "that your code steps to the Trainer"
@@ -228,16 +221,13 @@ class EMAHook(Hook):
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Update the average if an optimizer made a step."""
-        stepped = self._stepped
-        self._stepped = not self._step_handles  # without an optimizer every iteration counts as a step
+        # without an optimizer every iteration counts as a step
+        stepped, self._stepped = self._stepped, not self._step_handles
         if stepped:
             self._update(trainer, event.epoch + 1, event.iter + 1)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Update the average if the optimizer made a step after the epoch's last iteration.
-
-        `OptimizerHook` does so for accumulated gradients that are left at the end of the epoch.
-        """
+        """Update the average if OptimizerHook made a step with gradients left at the end of the epoch."""
         if self._step_handles and self._stepped:
             self._stepped = False
             self._update(trainer, event.epoch + 1, event.iter)
@@ -337,9 +327,7 @@ class EMAHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def after_load_checkpoint(self, trainer: Trainer, event: AfterLoadCheckpoint) -> None:
-        """Check the average in a checkpoint, and separate it from the model's own weights.
-
-        This method runs last, so that other handlers receive the checkpoint as it was saved.
+        """Check and separate the average and the own weights, after all handlers, which get both as saved.
 
         Raises:
             CheckpointError: the average and the model's own weights belong to different models.
@@ -368,9 +356,7 @@ class EMAHook(Hook):
         return {"steps": 0 if self._average is None else self._average.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the average by a new one, built from the checkpoint that is being resumed.
-
-        The earlier average object is not changed, so that a failed resume can restore it.
+        """Build a new average from the resumed checkpoint, so that a failed resume can restore the old one.
 
         Raises:
             RuntimeError: no checkpoint is being resumed.
@@ -390,8 +376,7 @@ class EMAHook(Hook):
     def _restart_if_loaded(self, trainer: Trainer) -> None:
         """Load or restart the average if weights were loaded into the model without a resume."""
         loads, self._loads = self._loads, trainer.state.loads
-        was_resumed = loads is None
-        if was_resumed or loads == self._loads:
+        if loads in (None, self._loads):  # a resume has restored the average, or nothing was loaded
             return
         self._swap, self._evaluating = Swap(), set()
         saved, self._to_load = self._to_load, None
@@ -399,8 +384,6 @@ class EMAHook(Hook):
             self._load(self._model_of(trainer), saved)
         elif self._average is not None:
             self._average.restart()  # until the next update evaluations use the loaded weights
-
-    # --- parts ---------------------------------------------------------------------------------------------
 
     def _build(self, model: nn.Module) -> BaseAveragedModel:
         average = build_average(self._config, model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -15,7 +15,7 @@ from eventloop.events.catalogue import declared_events, find_event
 from eventloop.events.filters import Predicate, check_filter
 from eventloop.events.priority import Priority, get_priority
 from eventloop.events.subscribed import check_possible
-from eventloop.hooks.points import GENERIC, Points
+from eventloop.hooks.points import GENERIC, Points, events_of
 from eventloop.migration.names import point_meant
 from eventloop.state.containers import copied
 from eventloop.util.functions import handler_name, is_coroutine_function
@@ -316,36 +316,6 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
         else:
             _refuse_near_miss(cls, method, events)
     return events_of(methods, cls.__name__)
-
-
-def events_of(points: Iterable[str], owner: str) -> dict[str, list[str]]:
-    """Return the given names of event methods, each with the events that the method handles.
-
-    A name is that of an event, an alias, or a method for all modes, such as `after_iter`. `after_val_iter`
-    takes precedence over `after_iter` for the event of that name.
-
-    Args:
-        owner: name of the class that has the methods, for the error message.
-
-    Raises:
-        TypeError: two of the names mean one event.
-    """
-    method_of: dict[str, str] = {}
-    for point in points:
-        for event in GENERIC.get(point, (ALIASES.get(point, point),)):
-            other = method_of.setdefault(event, point)
-            if point in GENERIC or other == point:
-                continue
-            if other not in GENERIC:
-                raise TypeError(
-                    f"{owner} has both {other} and {point}, two names of one event: keep one of them"
-                )
-            method_of[event] = point
-    events_of_method: dict[str, list[str]] = {}
-    for event in map(event_name, declared_events()):
-        if event in method_of:
-            events_of_method.setdefault(method_of[event], []).append(event)
-    return events_of_method
 
 
 def _is_from_eventloop(cls: type) -> bool:

@@ -106,7 +106,7 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
             positive("cumulative_iters", cumulative_iters)
         self.cumulative_iters = cumulative_iters or 1
         full_precision = loss_scale is None and dtype is None
-        accumulates = not full_precision or cumulative_iters is not None
+        accumulates = not full_precision or cumulative_iters is not None  # a failed scaled step is retried
         self._precision = None if full_precision else MixedPrecision(loss_scale, dtype)
         self._window = Accumulation(self.cumulative_iters) if accumulates else None
         self._parameter_order: dict[Tensor, int] = {}  # the index of each of the model's parameters
@@ -123,11 +123,9 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
         return self._window is not None or type(self).state_dict is not OptimizerHook.state_dict
 
     def check(self, trainer: Trainer) -> None:
-        """Prepare the trainer and this hook: optimizers, autocast and `GradScaler`.
+        """Prepare autocast, the `GradScaler`, and optimizers whose accumulated gradients a resume may load.
 
         `trainer.steps_in_hook` says that this hook steps the optimizer, not the train step.
-        With accumulation the hook stores the optimizers, because a resume loads their gradients before the
-        training begins, and warns of BatchNorm layers.
 
         Raises:
             RuntimeError: the device does not support autocast to the type.
@@ -151,15 +149,11 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
             refuse_old_shards("the loss scale", trainer.model)
 
     def _subscriptions(self, bus: Bus) -> Iterator[tuple[Callable[..., Any], list[str]]]:
-        """Yield the methods that have an effect, with their events.
-
-        Without accumulation and mixed precision, these are `after_train_iter` and methods of a subclass.
-        """
+        """Yield the methods that have an effect: without a window only `after_train_iter` of this class."""
         for method, events in super()._subscriptions(bus):
-            is_of_this_class = getattr(OptimizerHook, method.__name__, None) is getattr(
-                method, "__func__", None
-            )
-            if self._window is not None or not is_of_this_class or method.__name__ == "after_train_iter":
+            name = method.__name__
+            is_of_this_class = getattr(OptimizerHook, name, None) is getattr(method, "__func__", None)
+            if self._window is not None or not is_of_this_class or name == "after_train_iter":
                 yield method, events
 
     # --- before the forward pass ---------------------------------------------------------------------------
@@ -211,8 +205,7 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
         if device_clock is not None:
             device_clock.mark(OPTIMIZER_ENDS)
         trainer.outputs = detached(trainer.outputs)
-        seconds = perf_counter() - clock.excluded - start
-        clock.optimizer = seconds - backward_seconds - self._other_seconds
+        clock.optimizer = perf_counter() - clock.excluded - start - backward_seconds - self._other_seconds
 
     def _run_backward(self, trainer: Trainer) -> float:
         """Run zero_grad, unless gradients are accumulated, and backward; return the seconds of backward."""
@@ -269,13 +262,8 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
                 use = "FSDP2 keeps them on each rank, and only another train() of this trainer uses them"
             else:
                 use = "a checkpoint saved now holds them, and a run resumed from it uses them"
-            logger.warning(
-                "training ended (%s) with the gradients of %d iterations accumulated and not yet in a step; "
-                "%s",
-                event.reason,
-                window.count,
-                use,
-            )
+            unused = f"the gradients of {window.count} iterations accumulated and not yet in a step"
+            logger.warning("training ended (%s) with %s; %s", event.reason, unused, use)
 
     def _step(self, trainer: Trainer) -> None:
         """Clip and make the step, but skip it if losses are scaled and a gradient is not finite.
@@ -403,8 +391,7 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
         """Clip the gradients of each optimizer, and record the norm if it clips by norm."""
         assert self._clip is not None
         if not self._parameter_order:
-            parameters = trainer.model.parameters()
-            self._parameter_order = {parameter: index for index, parameter in enumerate(parameters)}
+            self._parameter_order = {each: index for index, each in enumerate(trainer.model.parameters())}
         for name, optimizer in named_values("grad_norm", self._given):
             norm = self._clip(optimizer, self._parameter_order, over_meshes=self._over_meshes)
             if norm is not None:

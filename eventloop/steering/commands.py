@@ -244,8 +244,7 @@ class Commands:
         try:
             with trainer.clock.excluding():
                 while self.paused and not self._stop_reason:
-                    run_ends = trainer.stops.exchange()
-                    if run_ends or self.ends_pause():
+                    if trainer.stops.exchange() or self.ends_pause():
                         break
                     trainer.state.finish_saves()  # reports saves that end meanwhile, as an iteration would
                     time.sleep(PAUSE_SECONDS)
@@ -356,11 +355,7 @@ def _answer(
 
 
 def _common_reason(reasons: Mapping[int, str], world_size: int) -> str:
-    """Return why ranks have refused a command: the common reason, or the first rank's with its number.
-
-    Args:
-        reasons: the reasons by the number of the rank, of the ranks that have refused.
-    """
+    """Return why ranks have refused a command: the common reason, or the first of the reasons by rank."""
     rank, reason = next(iter(reasons.items()))
     if len(reasons) < world_size:
         return f"rank {rank}: {reason}; other ranks have applied it, and now differ"
