@@ -327,7 +327,7 @@ class EMAHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def after_load_checkpoint(self, trainer: Trainer, event: AfterLoadCheckpoint) -> None:
-        """Check and separate the average and the own weights, after all handlers, which get both as saved.
+        """Check the checkpoint's average and separate it from the own weights, after all other handlers.
 
         Raises:
             CheckpointError: the average and the model's own weights belong to different models.

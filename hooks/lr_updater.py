@@ -117,7 +117,7 @@ class ParamUpdaterHook(Policy, Hook):
         self._initial_values = [initial_value(group, self.param_name) for group in groups]
         self._values_when_built = [float(read_value(group, self.param_name)) for group in groups]
         if trainer.train_loader is not None:
-            self._warmup_length(trainer)
+            self._warmup_length(trainer)  # raises if the warm-up counts epochs of unknown length
             if self.reaches_end and self._formula is not None:
                 self._formula(1.0, 0, self.max_progress(trainer))  # raises if the run has the wrong length
 

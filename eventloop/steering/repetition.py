@@ -121,10 +121,11 @@ class Repetition:
             self.end_run()
 
     def _plan(self) -> _Plan:
-        """Decide which commands are applied again, by the record in the directory and that of the checkpoint.
+        """Decide which commands are applied again, and whether the record in the directory is this run's.
 
         A resumed run continues the run whose record is in the directory if the record begins with the
-        commands that the checkpoint has. It then applies the further commands of the record.
+        commands that the checkpoint has. Then the remaining commands of the record are applied again.
+        Otherwise these are the commands of `Trainer(commands=...)`.
         """
         trainer = self._trainer
         is_resumed = bool(trainer.iter) and trainer.state.went_back_to is None and not trainer.host
