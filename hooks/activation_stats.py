@@ -68,7 +68,7 @@ class ActivationStats(Hook):
         """Subscribe to the modules' forward passes."""
 
         def record(name: str, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
-            self._put(trainer, name, outputs)
+            self._record(trainer, name, outputs)
 
         self._subscription = trainer.bus.subscribe_module(
             record, unwrap(trainer.model), self._modules, "forward", every=self._interval
@@ -80,7 +80,8 @@ class ActivationStats(Hook):
             self._subscription.cancel()
             self._subscription = None
 
-    def _put(self, trainer: Trainer, name: str, outputs: Any) -> None:
+    def _record(self, trainer: Trainer, name: str, outputs: Any) -> None:
+        """Record the statistics of a module's output, or of the first of several, if it has floats."""
         output = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
         refuse_sharded(f"ActivationStats: the output of the module {name!r}", output)
         if not isinstance(output, torch.Tensor) or not output.is_floating_point() or not output.numel():
@@ -88,8 +89,10 @@ class ActivationStats(Hook):
         values = output.detach().float()
         std, mean = torch.std_mean(values, correction=0)
         near_zero = (values.abs() <= self._threshold).float().mean()
-        names = [f"activation/{name}/{what}" for what in ("mean", "std", "near_zero")]
-        numbers = dict(zip(names, (mean, std, near_zero), strict=True))
-        trainer.metrics.put_scalars(numbers, smoothing_hint=False)
+        statistics = {"mean": mean, "std": std, "near_zero": near_zero}
+        trainer.metrics.put_scalars(
+            {f"activation/{name}/{statistic}": value for statistic, value in statistics.items()},
+            smoothing_hint=False,
+        )
         if self._histogram:
             trainer.metrics.put_histogram(f"activation/{name}", values)

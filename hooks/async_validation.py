@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 POLL_SECONDS = 0.1
-"""Seconds between two looks for results at the end of a run."""
+"""Seconds between two checks for new metrics, while the end of a training waits for the last ones."""
 
 
 class AsyncValidationHook(Hook):
@@ -39,27 +39,27 @@ class AsyncValidationHook(Hook):
         if __name__ == "__main__":
             build().train()
 
-    The child builds the same trainer, loads each durable checkpoint, the average of an `EMAHook` where there
-    is one, and validates with it. Its metrics are logged under "val" at the step of the checkpoint, and
-    `CheckpointHook(save_best=...)`, `EarlyStoppingHook` and `ReduceLROnPlateau` get them in the order of the
-    checkpoints, at the end of the iteration in which they come. The training validates nothing itself:
-    `val_interval` has no effect, and with `val_before_train=True` a checkpoint of iteration 0 is saved, and
-    validated. A checkpoint that waits for its metrics is not removed.
+    The child builds the same trainer, loads each durable checkpoint and validates it, with the average of an
+    `EMAHook` if the checkpoint has one. The metrics are logged under "val" at the step of the checkpoint.
+    `CheckpointHook(save_best=...)`, `EarlyStoppingHook` and `ReduceLROnPlateau` receive them in the order of
+    the checkpoints, at the end of the iteration in which they arrive. The training process validates nothing:
+    `val_interval` has no effect, and with `val_before_train=True` a checkpoint of iteration 0 is saved and
+    validated. A checkpoint is not removed before its metrics have arrived.
 
-    A child that is killed is started again. A child that fails is reported once, and the training goes on.
-    Its output is in `evaluator/output.log` in the run's directory.
+    A child that is killed is started again. If the child fails, one error is logged, and the training goes
+    on. The output of the child is in `evaluator/output.log` in the run's directory.
 
     Args:
         build: the function that builds the trainer, "module:function" or "path/to/file.py:function"; None if
             `eventloop evaluate RUN ... --follow` runs elsewhere, on another machine for example.
         device: the device of the validations, such as "cuda:1"; by default that of the function's trainer.
         wait: the seconds for which the end of a training waits for the last metrics, unless a signal or an
-            error has ended it. `eventloop evaluate` validates the rest.
+            error has ended it. `eventloop evaluate` validates the remaining checkpoints.
         max_waiting: the most checkpoints that are kept, beyond `CheckpointHook(max_keep_ckpts=...)`, because
-            they wait for their metrics.
+            their metrics have not arrived.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong type, out of range, or no function's place.
+        TypeError, ValueError: an argument is of the wrong type or out of range, or `build` names no function.
     """
 
     priority = Priority.LOW
@@ -68,7 +68,7 @@ class AsyncValidationHook(Hook):
         self, build: str | None, device: str | None = None, *, wait: float = 600.0, max_waiting: int = 20
     ) -> None:
         if build is not None:
-            place_of(build)
+            place_of(build)  # raises an error if it has not the form "module:function"
         number("wait", wait, least=0)
         positive("max_waiting", max_waiting)
         self._build, self._device = build, None if device is None else str(device)
@@ -76,9 +76,7 @@ class AsyncValidationHook(Hook):
         self._process: EvaluatorProcess | None = None
 
     def check(self, trainer: Trainer) -> None:
-        """Check that there are a validation and checkpoints, and switch off the trainer's own validations.
-
-        The child process makes them.
+        """Check that checkpoints can be validated, and switch off the validations by the training process.
 
         Raises:
             ValueError: there is no `val_loader`, no `CheckpointHook` with an interval, or another engine's
@@ -96,14 +94,15 @@ class AsyncValidationHook(Hook):
                 "AsyncValidationHook validates checkpoints, and no CheckpointHook saves any: give one an "
                 "interval, such as CheckpointHook(interval=1)"
             )
-        if not trainer.fast_dev_run:  # which validates at its end, and shows that a validation works
-            if trainer.schedule.after(0, 0):
+        if not trainer.fast_dev_run:  # a fast_dev_run tries a validation in its own process
+            validates_before_train = trainer.schedule.after(0, 0)
+            if validates_before_train:
                 trainer.bus.subscribe(_save_initial_weights, BeforeTrain, priority=Priority.LOWEST)
             trainer.schedule = Never()
             trainer.ownership.each_second.append(self._poll)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Retain checkpoints until they are validated, and have the child started in the background."""
+        """Retain checkpoints until they are validated, and create the child, which starts within a second."""
         for hook in checkpoint_hooks(trainer):
             hook.retention.awaited.limit = self._max_waiting
         if trainer.rank == 0 and self._build is not None:
@@ -113,7 +112,7 @@ class AsyncValidationHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def checkpoint_evaluated(self, trainer: Trainer, event: CheckpointEvaluated) -> None:
-        """Record that the child gets on."""
+        """Reset the child's count of restarts, because the child has validated a checkpoint."""
         if self._process is not None:
             self._process.result_came()
 
@@ -122,27 +121,31 @@ class AsyncValidationHook(Hook):
         """Wait for the metrics of the last checkpoints, and apply them, on all ranks."""
         if event.reason in (ERROR, LEFT) or trainer.stop_signal is not None or ends_at_once(trainer):
             return
-        until = time.monotonic() + self._wait
-        while decided_by_rank_0(lambda: self._waits(trainer, until)):
-            trainer.stops.exchange()
+        deadline = time.monotonic() + self._wait
+        while decided_by_rank_0(lambda: self._must_wait(trainer, deadline)):
+            trainer.stops.exchange()  # applies the metrics that have arrived
             time.sleep(POLL_SECONDS)
-        if trainer.rank == 0 and (left := _waiting(trainer)):
+        if trainer.rank == 0 and (unvalidated := _unvalidated_checkpoints(trainer)):
             logger.warning(
                 "%d checkpoints of %s are not validated: `eventloop evaluate` validates them, and a resumed "
                 "run gets the metrics",
-                len(left),
+                len(unvalidated),
                 trainer.work_dir,
             )
 
-    def _waits(self, trainer: Trainer, until: float) -> bool:
+    def _must_wait(self, trainer: Trainer, deadline: float) -> bool:
+        """Return whether the metrics of a checkpoint are missing and may still arrive before `deadline`."""
         failed = self._process is not None and self._process.failed
-        return bool(_waiting(trainer)) and not failed and trainer.bus.overtime and time.monotonic() < until
+        may_wait = trainer.bus.overtime and time.monotonic() < deadline
+        return bool(_unvalidated_checkpoints(trainer)) and not failed and may_wait
 
     def _poll(self) -> None:
+        """Start the child if it does not run; called every second on a background thread."""
         if (process := self._process) is not None:
             process.poll()
 
     def _end(self) -> None:
+        """Kill the child, if there is one."""
         process, self._process = self._process, None
         if process is not None:
             process.end()
@@ -154,5 +157,6 @@ def _save_initial_weights(trainer: Trainer, event: BeforeTrain) -> None:
         next(hook for hook in checkpoint_hooks(trainer) if hook.interval > 0).save_now(trainer)
 
 
-def _waiting(trainer: Trainer) -> list[str]:
+def _unvalidated_checkpoints(trainer: Trainer) -> list[str]:
+    """Return the names of the saved checkpoints whose metrics have not arrived."""
     return [name for hook in checkpoint_hooks(trainer) for name in hook.retention.awaited.names]

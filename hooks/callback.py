@@ -11,17 +11,17 @@ from eventloop.bus.handler import calling_convention
 from eventloop.events.base import ALIASES, event_name
 from eventloop.events.catalogue import declared_events
 from eventloop.events.priority import Priority, get_priority
-from eventloop.hooks.hook import Hook, events_of
-from eventloop.hooks.points import GENERIC
+from eventloop.hooks.hook import Hook
+from eventloop.hooks.points import GENERIC, events_of
 from eventloop.util.functions import handler_name, is_coroutine_function
 from eventloop.util.suggest import suggest
 
-_TRAINER_ALONE = ("trainer", "runner")
+_TRAINER_NAMES = ("trainer", "runner")
 """A function whose only parameter has one of these names is called with the trainer (detectron2, mmcv)."""
 
 
 class CallbackHook(Hook):
-    """Call plain functions at the events they are named for.
+    """Call plain functions at events; the keyword of each function is the name of its event.
 
         CallbackHook(
             before_train=lambda trainer, event: print(trainer.bus),
@@ -29,12 +29,12 @@ class CallbackHook(Hook):
             priority="LOW",
         )
 
-    A point is the name of a declared event, which may be one of your own. The functions of `before_epoch`,
-    `after_epoch`, `before_iter` and `after_iter` run in training, validation and test, except in a mode for
-    which its own point, such as `after_val_iter`, is given too. detectron2's `before_step` and `after_step`
-    are the train iteration's events. The names of its parameters decide whether a function is called with
-    `(trainer, event)`, `(event)` or `(trainer)`. A coroutine function takes `(event)` and runs in the
-    background.
+    Each keyword is the name of an event, which may be an event of your own. The functions of `before_epoch`,
+    `after_epoch`, `before_iter` and `after_iter` run in training, validation and test. If `after_val_iter`
+    is given too, `after_iter` does not run in validation; the other names of one mode act alike.
+    detectron2's `before_step` and `after_step` are the train iteration's events. The names of its parameters
+    decide whether a function is called with `(trainer, event)`, `(event)` or `(trainer)`. A coroutine
+    function takes `(event)` and runs in the background.
 
     Use `bus.on` to subscribe one function with filters, and this hook to pass functions to a trainer or to
     name them in a config.
@@ -42,11 +42,11 @@ class CallbackHook(Hook):
     Args:
         priority: the priority of all the functions.
         name: the hook's name in reports.
-        points: point=function; a point=None is ignored.
+        points: the functions, each as event_name=function; a value of None is ignored.
 
     Raises:
-        TypeError: a value is not a function or has another signature, or two points name the same event.
-        ValueError: a point does not exist (the message suggests one), or no function is given.
+        TypeError: a value is not a function or has another signature, or two names mean the same event.
+        ValueError: no event has the name (the message suggests one), or no function is given.
     """
 
     def __init__(
@@ -61,9 +61,12 @@ class CallbackHook(Hook):
     def _set_functions(
         self, points: Mapping[str, Callable[..., Any]], priority: Priority | int | str, name: str | None
     ) -> None:
+        """Check and store the functions by the names of their events, with the hook's priority and name."""
         if not points:
-            what = f"{type(self).__name__} has no function to call"
-            raise ValueError(f"{what}: pass at least one, before_train=..., after_train_iter=...")
+            raise ValueError(
+                f"{type(self).__name__} has no function to call: pass at least one, before_train=..., "
+                "after_train_iter=..."
+            )
         get_priority(priority)
         self.priority, self.name = priority, name
         known = [*map(event_name, declared_events()), *ALIASES, *GENERIC]
@@ -74,12 +77,12 @@ class CallbackHook(Hook):
                 raise TypeError(f"{point} must be a function, got {fn!r}")
             calling_convention(_adapted(fn), background=is_coroutine_function(fn))
         self._functions = dict(points)
-        self._served = events_of(points, type(self).__name__)
+        self._events = events_of(points, type(self).__name__)
 
     def _subscriptions(self, bus: Bus) -> Iterator[tuple[Callable[..., Any], list[str]]]:
-        """Yield the functions, too, each with its events."""
+        """Yield the methods of a subclass and the given functions, each with the names of its events."""
         yield from super()._subscriptions(bus)
-        for point, events in self._served.items():
+        for point, events in self._events.items():
             yield _adapted(self._functions[point]), events
 
 
@@ -109,13 +112,14 @@ class ClosureHook(CallbackHook):
 
 
 def _adapted(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that takes only the trainer, so that the bus can call it; return others unchanged."""
+    """Return a function that the bus can call: `fn`, or a wrapper if `fn` takes only the trainer."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except ValueError:  # a builtin without a signature
         return fn
     required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    if is_coroutine_function(fn) or len(required) != 1 or required[0] not in _TRAINER_ALONE:
+    takes_only_trainer = len(required) == 1 and required[0] in _TRAINER_NAMES
+    if is_coroutine_function(fn) or not takes_only_trainer:
         return fn
 
     def with_trainer(trainer: Any, event: Any) -> Any:

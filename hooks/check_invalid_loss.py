@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
 
 UNREAD_LIMIT = 65_536
-"""The most unread losses; beyond it the training thread reads the oldest, as the background cannot run."""
+"""The most losses that wait for the background thread; beyond it the training thread reads the oldest."""
 
 
 class CheckInvalidLossHook(Hook):
@@ -28,17 +28,17 @@ class CheckInvalidLossHook(Hook):
 
         CheckInvalidLossHook(interval=50)
 
-    Every iteration is checked, and no step waits for the check. At the end of an interval its losses are
-    copied to the host together, and the background loop reads them. The first iteration after that raises, so
-    the error comes an interval and about 0.2 s late. It names the iteration of the invalid loss. The last
-    losses are checked when training ends. (MMEngine checks one loss an interval, and waits for the device
-    there.)
+    Every loss is checked, and no step waits for the check. Every `interval` iterations the losses since the
+    last copy are copied to the host together, and a background thread reads them. The next iteration raises,
+    so the error comes up to an interval and about 0.2 s late. It names the iteration of the invalid loss. The
+    last losses are checked when training ends. (MMEngine checks one loss an interval, and waits for the
+    device there.)
 
-    A checkpoint is refused if an invalid loss has arrived on the host by then. On a GPU a checkpoint of a
-    model that has already diverged may still be saved, so keep more than one.
+    A checkpoint is refused if an invalid loss has already been copied to the host. On a GPU a checkpoint of
+    a model that has diverged a moment ago may still be saved, so keep more than one.
 
     Args:
-        interval: iterations that are checked together.
+        interval: the number of iterations whose losses are copied and checked together.
 
     Raises:
         TypeError, ValueError: `interval` is not a positive int.
@@ -54,28 +54,29 @@ class CheckInvalidLossHook(Hook):
         self._events: list[AfterTrainIter] = []
         self._losses: list[torch.Tensor] = []
         self._unread: deque[_Interval] = deque()
-        self._found = _InvalidLoss()  # a new object: intervals still in flight belong to the former training
+        # a new object, because the background may still read losses of an earlier training into the old one
+        self._invalid = _InvalidLoss()
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Discard all losses of an earlier training."""
         self._reset()
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Store the loss of this iteration, and raise if an earlier loss was invalid.
+        """Store the loss of this iteration, and raise if a loss that was read is invalid.
 
         Raises:
             TypeError: `trainer.outputs` has no loss of one element, or the loss is sharded over ranks.
-            FloatingPointError: an earlier loss is NaN or infinite.
+            FloatingPointError: a loss that was read is NaN or infinite.
         """
         self._events.append(event)
         self._losses.append(_loss_of(trainer.outputs))
         if len(self._losses) >= self._interval:
             self._post_losses(trainer)
-        if self._found.loss is not None:
+        if self._invalid.loss is not None:
             self._raise_if_invalid(trainer)
 
     def before_save_checkpoint(self, trainer: Trainer, event: BeforeSaveCheckpoint) -> None:
-        """Refuse the checkpoint if a loss that has arrived on the host is invalid.
+        """Refuse the checkpoint if a loss that has been copied to the host is invalid.
 
         Raises:
             FloatingPointError: a loss is NaN or infinite.
@@ -88,7 +89,9 @@ class CheckInvalidLossHook(Hook):
         self._raise_if_invalid(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Check the remaining losses, waiting for the device if necessary, unless the run goes back.
+        """Check the remaining losses, and wait for the device if necessary.
+
+        If the training ends only to roll back to a checkpoint, nothing is checked.
 
         Raises:
             FloatingPointError: a loss is NaN or infinite.
@@ -101,31 +104,30 @@ class CheckInvalidLossHook(Hook):
         self._raise_if_invalid(trainer)
 
     def _post_losses(self, trainer: Trainer) -> None:
-        """Post the losses since the last interval to the background, which reads them."""
+        """Start to copy the losses since the last call to the host, and have the background read them."""
         if not self._losses:
             return
         copy = _start_copy(self._losses, self._pool)
-        interval = _Interval(self._events, self._losses, copy, self._found)
+        interval = _Interval(self._events, self._losses, copy, self._invalid)
         self._events, self._losses = [], []
-        unread = self._unread
-        unread.append(interval)
-        if len(unread) * self._interval > UNREAD_LIMIT:
-            unread[0].read()
-        while unread and not unread[0].losses:
-            unread.popleft()
+        self._unread.append(interval)
+        if len(self._unread) * self._interval > UNREAD_LIMIT:
+            self._unread[0].read()
+        while self._unread and self._unread[0].is_read:
+            self._unread.popleft()
         trainer.bus.post(interval)
 
     def _raise_if_invalid(self, trainer: Trainer) -> None:
         """Raise for the first invalid loss that was read, if there is one."""
-        place, loss = self._found.event, self._found.loss
-        if place is None or loss is None:
+        event, loss = self._invalid.event, self._invalid.loss
+        if event is None or loss is None:
             return
         self._reset()  # later losses are invalid too, and after_train must not raise again
-        number = trainer.counting.batches_per_iter
-        first = place.batch_idx * number
-        where = f"batch {first}" if number == 1 else f"one of the {number} batches from {first} on"
+        batches = trainer.counting.batches_per_iter
+        first = event.batch_idx * batches
+        batch = f"batch {first}" if batches == 1 else f"one of the {batches} batches from {first} on"
         raise FloatingPointError(
-            f"the loss is {loss} in iteration {place.iter} (epoch {place.epoch}, {where}), "
+            f"the loss is {loss} in iteration {event.iter} (epoch {event.epoch}, {batch}), "
             f"found in iteration {trainer.iter}: lower the learning rate, clip the gradients "
             "(OptimizerHook(grad_clip=...)), look there, or find the operation with "
             "torch.autograd.set_detect_anomaly(True)"
@@ -145,8 +147,8 @@ class _InvalidLoss:
 class _Interval:
     """Hold the losses of one interval until they are read on the host.
 
-    A `Deferred` of the background loop that emits no event. The losses are read once: by the background loop,
-    or by the training thread if it needs the result first.
+    Posted to the bus as a `Deferred`: the background thread calls `events` once `ready` returns True. The
+    losses are read once: by that thread, or by the training thread if it needs the result earlier.
     """
 
     def __init__(
@@ -154,12 +156,16 @@ class _Interval:
         events: Sequence[AfterTrainIter],
         losses: list[torch.Tensor],
         copy: HostCopy | None,
-        found: _InvalidLoss,
+        invalid: _InvalidLoss,
     ) -> None:
-        self.losses = losses
-        """Empty once the losses were read."""
-        self._events, self._copy, self._found = events, copy, found
+        self._losses = losses  # empty once they were read
+        self._events, self._copy, self._invalid = events, copy, invalid
         self._lock = threading.Lock()
+
+    @property
+    def is_read(self) -> bool:
+        """True once the losses were read."""
+        return not self._losses
 
     def ready(self) -> bool:
         """Return True when the losses are on the host."""
@@ -173,13 +179,13 @@ class _Interval:
     def read(self) -> None:
         """Record the first invalid loss unless one is recorded already; may wait for the device."""
         with self._lock:
-            if not self.losses:
+            if self.is_read:
                 return
-            values = [loss.item() for loss in self.losses] if self._copy is None else self._copy.values()
+            values = [loss.item() for loss in self._losses] if self._copy is None else self._copy.values()
             for event, value in zip(self._events, values, strict=True):
-                if not isfinite(value) and self._found.loss is None:
-                    self._found.event, self._found.loss = event, value
-            self.losses, self._copy = [], None
+                if not isfinite(value) and self._invalid.loss is None:
+                    self._invalid.event, self._invalid.loss = event, value
+            self._losses, self._copy = [], None
 
 
 def _start_copy(losses: Sequence[torch.Tensor], pool: PinnedPool) -> HostCopy | None:
@@ -188,13 +194,14 @@ def _start_copy(losses: Sequence[torch.Tensor], pool: PinnedPool) -> HostCopy | 
 
 
 def _loss_of(outputs: Any) -> torch.Tensor:
-    known = type(outputs) is dict or isinstance(outputs, Mapping)
-    loss = outputs.get("loss") if known else None
+    """Return a detached tensor with the loss in `trainer.outputs`; raise TypeError if there is no loss."""
+    is_mapping = type(outputs) is dict or isinstance(outputs, Mapping)
+    loss = outputs.get("loss") if is_mapping else None
     refuse_sharded("CheckInvalidLossHook: trainer.outputs['loss']", loss)
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        # as in EventStorage: a new result of the graph cannot be overwritten, other tensors can
-        own = not loss.is_leaf and not loss._is_view()
-        return loss.detach() if own else loss.detach().clone()
+        # the result of an operation is a new tensor; a leaf or a view may be overwritten before it is read
+        is_new = not loss.is_leaf and not loss._is_view()
+        return loss.detach() if is_new else loss.detach().clone()
     if isinstance(loss, float | int):
         return torch.tensor(float(loss))
     raise TypeError(

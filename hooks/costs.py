@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 _FIRST_SECONDS = 2.0
-"""Seconds from the begin of a run to the first write; the wait then doubles, up to `interval_seconds`."""
+"""Seconds from the start of a run to the first write; the wait then doubles, up to `interval_seconds`."""
 _JOIN_SECONDS = 1.0
-"""Seconds that the end of a run waits for a write that hangs."""
+"""Seconds for which the end of a run waits for a write that has not returned."""
 
 
 class CostsHook(Hook):
@@ -52,22 +52,23 @@ class CostsHook(Hook):
     The hook emits `loader_stall`, at most once a run, if the train loader is the bottleneck when the file is
     written.
 
-    Every trainer has this hook; `default_hooks=dict(costs=None)` removes it. The file has the phases and
-    their trend over the run. It is written when the run has ended, for whatever reason, and every event is
-    delivered. During the run a thread also writes it, after 2, 6, 14 seconds and so on, so that a killed run
-    has a record. A resumed run writes only its own part. A run that trains nothing, such as a validation,
-    does not replace the record of a training.
+    Every trainer has this hook; `default_hooks=dict(costs=None)` removes it. The file has the time of each
+    phase (data, forward, backward, optimizer, hooks), also over the course of the run. It is written when the
+    run has ended, for whatever reason, and the writers have received every event. During the run a thread
+    writes it too, after 2, 6, 14 seconds and so on, so that a killed run has a record. A resumed run records
+    only the time since the resume. A run that trains nothing, such as a validation, does not replace the
+    record of a training.
 
-    With `log_seconds` the writers receive shares, 0 to 1, of the time of the iterations since the last log,
-    as scalars: `cost/data_share` for the wait for data, `cost/hooks_share` for the hooks phase, and
-    `cost/<handler>` for each handler, such as `cost/EMAHook.after_train_iter`. A handler's share leaves out
-    phases that it runs itself, such as backward. The shares are those of rank 0. They are not in
-    `trainer.metrics`, and the console does not show them.
+    With `log_seconds` the writers receive fractions, 0 to 1, of the time of the iterations since the last
+    log, as scalars: `cost/data_share` for the wait for data, `cost/hooks_share` for the hooks phase, and
+    `cost/<handler>` for each handler, such as `cost/EMAHook.after_train_iter`. The share of `OptimizerHook`
+    does not include backward and the optimizer step, which are phases of their own. The shares are those of
+    rank 0. They are not in `trainer.metrics`, and the console does not show them.
 
     Args:
-        interval_seconds: the most seconds between two writes while the run goes on; `float("inf")` writes at
-            the end only.
-        log_seconds: seconds between two logs of the shares; None logs none.
+        interval_seconds: the most seconds between two writes during the run; `float("inf")` writes only at
+            the end.
+        log_seconds: seconds between two logs of the shares; None logs no shares.
 
     Raises:
         TypeError, ValueError: `interval_seconds` or `log_seconds` is not a number above 0.
@@ -81,11 +82,11 @@ class CostsHook(Hook):
         if log_seconds is not None:
             _check_seconds("log_seconds", log_seconds)
         self._interval, self._log_seconds = interval_seconds, log_seconds
-        self._log_at = -inf
-        self._logged: RunCosts | None = None  # the costs at the last log of shares
-        self._wait = self._due = 0.0
+        self._next_log = -inf
+        self._costs_at_last_log: RunCosts | None = None
+        self._wait_seconds = self._next_write = 0.0
         self._outcome = ""
-        self._stalled = False  # whether `loader_stall` was emitted
+        self._stall_emitted = False
         self._writing: threading.Thread | None = None
 
     def attach(self, bus: Bus) -> None:
@@ -97,67 +98,72 @@ class CostsHook(Hook):
 
     @on(priority=Priority.VERY_HIGH)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Schedule the first write of the record, and the last write for the end of the run."""
-        self._wait = min(_FIRST_SECONDS, self._interval) if isfinite(self._interval) else self._interval
-        self._due = monotonic() + self._wait
-        self._outcome, self._stalled = "", False
-        self._log_at, self._logged = -inf, None
+        """Schedule the first write of the record, and a last write at the end of the run."""
+        self._wait_seconds = min(_FIRST_SECONDS, self._interval) if isfinite(self._interval) else inf
+        self._next_write = monotonic() + self._wait_seconds
+        self._outcome, self._stall_emitted = "", False
+        self._next_log, self._costs_at_last_log = -inf, None
         trainer.during_run.callback(self._write_last, trainer)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Remove this rank's file of an earlier training; rank 0 overwrites its file instead."""
+        """Remove this rank's record of an earlier training, except on rank 0, which overwrites it."""
         if trainer.rank:
             with suppress(OSError):
                 costs_path(trainer.work_dir, trainer.rank).unlink(missing_ok=True)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Write the cost record if a write is due."""
-        if monotonic() >= self._due:
+        if monotonic() >= self._next_write:
             self._write(trainer)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Write the cost record if a write is due; this matters where iterations are long."""
-        if monotonic() >= self._due:
+        """Write the cost record if a write is due."""
+        if monotonic() >= self._next_write:
             self._write(trainer)
 
     def log_shares(self, trainer: Trainer, event: BeforeTrainIter) -> None:
-        """Emit the shares of the iterations since the last log, if they are due and have a subscriber."""
+        """Emit the shares since the last log as `scalars_logged`, if a log is due and a writer takes them."""
         now = monotonic()
-        if now < self._log_at or self._log_seconds is None or not trainer.bus.wants(ScalarsLogged):
+        if now < self._next_log or self._log_seconds is None or not trainer.bus.wants(ScalarsLogged):
             return
-        self._log_at = now + self._log_seconds
+        self._next_log = now + self._log_seconds
         costs = RunCosts(phases=trainer.clock.phases, handlers=trainer.bus.handler_costs())
-        before, self._logged = self._logged, costs
-        if before is not None and (shares := shares_between(before, costs)):
-            # not through the metrics: ranks log at different times, and a reduction would wait for all
+        costs_before, self._costs_at_last_log = self._costs_at_last_log, costs
+        if costs_before is not None and (shares := shares_between(costs_before, costs)):
+            # not in trainer.metrics, which may be reduced over the ranks: each rank logs at its own time
             scalars = {f"{SCALARS}{name}": value for name, value in shares.items()}
             trainer.announce(ScalarsLogged, mode="train", step=trainer.iter, scalars=scalars)
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Record why the run ended."""
+        """Store the reason for which the run ended, with its error, for the last write."""
         self._outcome = event.reason if event.error is None else f"{event.reason}: {event.error}"
 
     def _write(self, trainer: Trainer) -> None:
-        """Make the record on the training thread, where counts are exact, and write it on another thread.
+        """Collect the costs on the training thread, where counts are exact, and write them on another thread.
 
-        So no step waits for the file system. No write is started while the former one is still running.
+        No step waits for the file system. Nothing is written while an earlier write is still running.
         """
-        self._wait = min(2 * self._wait, self._interval)
-        self._due = monotonic() + self._wait
+        self._wait_seconds = min(2 * self._wait_seconds, self._interval)
+        self._next_write = monotonic() + self._wait_seconds
         if self._writing is not None and self._writing.is_alive():
             return
         costs = run_costs(trainer)
-        if trainer.rank == 0 and not self._stalled and (found := slow_loader(costs)) is not None:
-            self._stalled = True
-            trainer.announce(LoaderStall, share=data_share(costs), advice=found.text)
+        self._report_slow_loader(trainer, costs)
         writing = threading.Thread(
             target=_try_to_write, args=(trainer, costs), name="eventloop costs", daemon=True
         )
-        with suppress(RuntimeError):  # no thread can be started; the next write covers this one's costs, too
+        with suppress(RuntimeError):  # no thread can be started; the next write includes these costs
             writing.start()
             self._writing = writing
 
+    def _report_slow_loader(self, trainer: Trainer, costs: RunCosts) -> None:
+        """Emit `loader_stall` on rank 0, once a run, if the train loader is the bottleneck."""
+        if trainer.rank == 0 and not self._stall_emitted and (advice := slow_loader(costs)) is not None:
+            self._stall_emitted = True
+            trainer.announce(LoaderStall, share=data_share(costs), advice=advice.text)
+
     def _write_last(self, trainer: Trainer) -> None:
+        """Write the record of the whole run, after a running write, when every event is delivered."""
         if self._writing is not None:
             with waiting("background", "the file of CostsHook"):
                 self._writing.join(_JOIN_SECONDS)
@@ -172,10 +178,12 @@ def _check_seconds(name: str, value: object) -> None:
 
 
 def _try_to_write(trainer: Trainer, costs: RunCosts) -> None:
-    if not trainer.ownership.may_write:  # an evaluation beside another run's training
+    """Write a cost record; log a warning if that fails, and never replace a training's by an evaluation's."""
+    if not trainer.ownership.may_write:  # this run evaluates in the directory of a training that runs now
         return
     try:
-        if costs.phases.iterations or not _has_iterations(trainer.work_dir, costs.rank):
+        replaces_training = not costs.phases.iterations and _has_iterations(trainer.work_dir, costs.rank)
+        if not replaces_training:
             write_costs(trainer.work_dir, costs)
     except OSError as error:
         logger.warning("the cost record of the run was not written: %s", error)

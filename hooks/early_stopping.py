@@ -29,30 +29,30 @@ DeltaMode = Literal["abs", "rel"]
 
 
 class EarlyStoppingHook(Hook):
-    """Stop the training when a metric of the validation has not improved for a while.
+    """Stop the training when a validation metric has not improved in `patience` validations.
 
         EarlyStoppingHook(monitor="accuracy", patience=5)
 
-    A score is better when it beats the best one so far by more than `min_delta`; an equal score is not
-    better. The run ends at the next iteration boundary with every closing event, and the last checkpoint is
-    saved. Validations outside a training do not count. The hook's counts are saved in checkpoints. It runs
-    before `CheckpointHook` (priority 90) saves a best checkpoint, so a resumed run stops where an
-    uninterrupted run would. A stopped run stays stopped when it is resumed, unless it is given more patience.
-    On several ranks rank 0 decides for all of them.
+    A score is better if it exceeds the best score so far by more than `min_delta`, or is lower by more than
+    `min_delta` with `rule="less"`. The run ends at the end of the iteration with every closing event, and the
+    last checkpoint is saved. Validations outside a training do not count. The hook's counts are saved in
+    checkpoints. The hook runs before `CheckpointHook` (priority 90) saves a best checkpoint, so a resumed run
+    stops where an uninterrupted run would. A run that this hook has stopped stops again when it is resumed,
+    unless it is given more patience. On several ranks rank 0 decides for all of them.
 
     Args:
-        monitor: a metric of the validation.
+        monitor: the name of a validation metric.
         rule: "greater" or "less" is better; by default inferred from the metric's name.
-        min_delta: the least improvement that counts, in the metric's unit. MMEngine's 0.1 stops a run whose
-            accuracy rises by 0.05 each time.
+        min_delta: the least improvement that counts, in the metric's unit. MMEngine's default of 0.1 would
+            stop a run whose accuracy rises by 0.05 each time.
         strict: True raises an error for a validation without the metric; False warns, and ignores
             the validation.
-        check_finite: stop at once when the score is NaN or infinite; False counts it as no improvement.
+        check_finite: True stops the run when the score is NaN or infinite; False counts such a score as no
+            improvement.
         patience: the number of validations in a row without improvement after which the run stops; 0 acts as
             1.
-        stopping_threshold: stop at once when the score is better than this.
-        delta_mode: "abs", or "rel" to take `min_delta` as a fraction of the best score, as in
-            `ReduceLROnPlateau`.
+        stopping_threshold: a score; the run stops at the first better score.
+        delta_mode: "abs", or "rel" if `min_delta` is a fraction of the best score, as in `ReduceLROnPlateau`.
 
     Raises:
         TypeError, ValueError: an option is of the wrong type, unknown or out of range.
@@ -81,14 +81,14 @@ class EarlyStoppingHook(Hook):
         check_choice("delta_mode", delta_mode, ("abs", "rel"))
         self._monitor, self._rule = monitor, rule if rule is not None else infer_rule(monitor)
         self._sign = 1.0 if self._rule == "greater" else -1.0
-        """The factor of a score that makes greater values better."""
+        """The factor of a score: a greater product is better."""
         self._relative = delta_mode == "rel"
         self._strict, self._check_finite = strict, check_finite
         self._best: float | None = None
         self.patience, self.min_delta = patience, min_delta
         self.stopping_threshold = stopping_threshold
         self.wait = 0
-        """Number of validations since the best score."""
+        """The number of validations since the best score."""
         self._invalid = ""
         """The NaN or infinite score that stopped the run, as text."""
         self._training = self._warned = False
@@ -105,7 +105,7 @@ class EarlyStoppingHook(Hook):
 
     @property
     def stopping_threshold(self) -> float | None:
-        """The score with which the run stops at once if it is exceeded; None without one."""
+        """The run stops at the first score that is better than this one; None if no score stops it."""
         return self._threshold
 
     @stopping_threshold.setter
@@ -113,7 +113,7 @@ class EarlyStoppingHook(Hook):
         if threshold is not None:
             number("stopping_threshold", threshold)
         self._threshold = threshold
-        self._goal = inf if threshold is None else threshold * self._sign
+        self._signed_threshold = inf if threshold is None else threshold * self._sign
 
     @property
     def min_delta(self) -> float:
@@ -123,20 +123,20 @@ class EarlyStoppingHook(Hook):
     @min_delta.setter
     def min_delta(self, min_delta: float) -> None:
         self._min_delta = number("min_delta", min_delta, least=0)
-        self.best = self._best  # its improvement begins elsewhere now
+        self.best = self._best  # computes the score to beat with the new min_delta
 
     @property
     def best(self) -> float | None:
-        """The best score so far."""
+        """The best score so far; None before the first one."""
         return self._best
 
     @best.setter
     def best(self, score: float | None) -> None:
         self._best = score
-        self._to_beat = -inf  # a score is better if score * sign is above this
+        self._signed_to_beat = -inf  # a score is better if score * sign is above this
         if score is not None:
             delta = self._min_delta * abs(score) if self._relative else self._min_delta
-            self._to_beat = score * self._sign + delta
+            self._signed_to_beat = score * self._sign + delta
 
     def check(self, trainer: Trainer) -> None:
         """Refuse a trainer that never validates, or whose validation does not report the metric.
@@ -153,22 +153,22 @@ class EarlyStoppingHook(Hook):
             trainer.monitored.require(self._monitor, f"EarlyStoppingHook(monitor={self._monitor!r})")
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Stop a resumed run that this hook had already stopped."""
+        """Stop a resumed run that this hook had stopped, unless its new options let it continue."""
         self._training = True
         if self._invalid and self._check_finite:
             trainer.stop(f"early stopping, before: {self._invalid}")
         if self.best is None:
             return
         signed = self.best * self._sign
-        if self._patience_used_up or signed > self._goal:
-            trainer.stop(f"early stopping, before: {self._why(self.best, signed)}")
+        if self._patience_used_up or signed > self._signed_threshold:
+            trainer.stop(f"early stopping, before: {self._stop_reason(self.best, signed)}")
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Stop counting validations, because the training is over."""
+        """Stop counting validations."""
         self._training = False
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
-        """Compare the score with the best one, and stop the training when patience is used up.
+        """Compare the validation's score with the best one, and stop the training if that is due.
 
         Raises:
             ValueError: `strict` is True, and the validation does not have the metric.
@@ -177,15 +177,16 @@ class EarlyStoppingHook(Hook):
             self._count(trainer, event.metrics)
 
     def checkpoint_evaluated(self, trainer: Trainer, event: CheckpointEvaluated) -> None:
-        """Count the metrics of a checkpoint as those of a validation.
+        """Count the metrics that another process has computed for a checkpoint like a validation's.
 
         Raises:
-            ValueError: `strict` is True, and they do not have the metric.
+            ValueError: `strict` is True, and the metric is missing.
         """
         if self._training:
             self._count(trainer, event.metrics)
 
     def _count(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Compare the score among `metrics` with the best one, and stop the training if that is due."""
         score = metrics.get(self._monitor)
         if score is None:
             self._report_missing(metrics)
@@ -193,32 +194,30 @@ class EarlyStoppingHook(Hook):
         if type(score) is not float:
             score = float(score)
         if trainer.world_size > 1:  # a rank that stops alone makes the others wait forever
-            own = score
-            score = decided_by_rank_0(lambda: own)
-        if isfinite(score):
-            signed = score * self._sign
-        elif self._check_finite:
+            own_score = score
+            score = decided_by_rank_0(lambda: own_score)
+        if not isfinite(score) and self._check_finite:
             self._invalid = f"{self._monitor} is {score}"
             trainer.stop(f"early stopping: {self._invalid}")
             return
-        else:
-            signed = -inf  # beats no best score and no threshold
-        if signed > self._to_beat:
+        signed = score * self._sign if isfinite(score) else -inf  # -inf is worse than every score
+        if signed > self._signed_to_beat:
             self.best, self.wait = score, 0
         else:
             self.wait += 1
-        if signed > self._goal:
-            self.best = score  # even if the gain is below min_delta: a resumed run must stop for this score
-        if self._patience_used_up or signed > self._goal:
-            trainer.stop(f"early stopping: {self._why(score, signed)}")
+        if signed > self._signed_threshold:
+            self.best = score  # even if it improves by less than min_delta: a resumed run stops for it again
+        if self._patience_used_up or signed > self._signed_threshold:
+            trainer.stop(f"early stopping: {self._stop_reason(score, signed)}")
 
     @property
     def _patience_used_up(self) -> bool:
         """True after `patience` validations without improvement; 0 acts as 1, as in MMEngine."""
         return self.wait >= max(self._patience, 1)
 
-    def _why(self, score: float, signed: float) -> str:
-        if self._threshold is not None and signed > self._goal:
+    def _stop_reason(self, score: float, signed: float) -> str:
+        """Return why the run stops at a score, of which `signed` is the product with the sign."""
+        if self._threshold is not None and signed > self._signed_threshold:
             return f"{self._monitor} is {score:g}, better than stopping_threshold={self._threshold:g}"
         best = "none" if self.best is None else f"{self.best:g}"
         return (
@@ -227,6 +226,7 @@ class EarlyStoppingHook(Hook):
         )
 
     def _report_missing(self, metrics: Mapping[str, float]) -> None:
+        """Report that a validation lacks the metric: raise with `strict`, else warn the first time."""
         text = f"EarlyStoppingHook monitors {self._monitor!r}, {unreported(self._monitor, metrics)}"
         if self._strict:
             raise ValueError(text)
@@ -235,7 +235,7 @@ class EarlyStoppingHook(Hook):
             warnings.warn(text, UserWarning, stacklevel=2)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best score, the count of validations since, and the metric and rule they belong to."""
+        """Return the metric, its rule, the best score, the validations since it, and an invalid score."""
         return {
             "monitor": self._monitor,
             "rule": self._rule,
@@ -245,7 +245,7 @@ class EarlyStoppingHook(Hook):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved state and continue its counts; ignore the state of another metric or rule.
+        """Continue the counts of a saved state; ignore a state that was saved for another metric or rule.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.

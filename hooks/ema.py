@@ -1,4 +1,4 @@
-"""A hook that averages the model's weights, and evaluates the average in the model's place."""
+"""A hook that averages the model's weights, and evaluates with the averaged weights."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 PREFIX = "ema"
-"""The prefix of the average's metrics if the model's own weights are evaluated too."""
+"""The prefix of the metrics of the average with `validate="both"`."""
 
 
 class EMAHook(Hook):
@@ -63,29 +63,28 @@ class EMAHook(Hook):
         EMAHook(ema_type=MyAverage, my_option=3)                         # your subclass of BaseAveragedModel
         EMAHook(ema_type=dict(type="MomentumAnnealingEMA", gamma=100))
 
-    One update follows each iteration in which an optimizer of the trainer made a step. Iterations that only
-    accumulate gradients, or whose step was skipped, do not count. Without such an optimizer every iteration
-    counts. The average starts as a copy at the first update; until then the model itself is evaluated.
-    docs/recipes.md has the handler for an average that begins with the initial weights.
+    The average is updated after each iteration in which an optimizer of the trainer made a step, not after
+    iterations that only accumulate gradients or whose step was skipped. If the trainer has no optimizer, it
+    is updated after every iteration. The first update copies the model's weights; until then the model itself
+    is evaluated. docs/recipes.md has a handler for an average that begins with the initial weights.
 
     Training always uses the model's own weights, also after an evaluation that failed or was interrupted. An
     evaluation needs memory for one more copy of the weights. A checkpoint's `state_dict` is the average, so a
     program that loads it has the evaluated weights; the model's own weights are in `ema_state_dict`.
     `Trainer.resume` with this hook restores both exactly. `Trainer.load_checkpoint` loads the average into
-    the model, and averaging starts again. Weights that are DTensors are averaged in each rank's parts.
+    the model, and averaging starts again. Each rank averages only its own part of a DTensor.
 
     Args:
         ema_type: "ExponentialMovingAverage", "StochasticWeightAverage", "MomentumAnnealingEMA", a registered
             name, a subclass of `BaseAveragedModel`, or a config `dict(type=..., ...)`.
-        strict_load: refuse a checkpoint whose average and own weights have different parameter names; False
-            logs the difference.
+        strict_load: True refuses a checkpoint in which the average and the model's own weights have different
+            parameter names; False logs the difference.
         begin_iter: the iteration of the first update, counted from 1.
-        begin_epoch: the epoch of the first update, counted from 1; excludes `begin_iter`.
-        validate: "average" evaluates the average in the model's place. "both" evaluates the model's own
-            weights, and then the average on the same batches with the same random numbers, in one validation
-            or test: the metrics of the average have the prefix "ema/", and the events of its iterations the
-            loader "ema", or "ema/NAME" of several loaders. Then `Trainer.load_checkpoint` loads both.
-            Predictions always use the average.
+        begin_epoch: the epoch of the first update, counted from 1; not together with `begin_iter`.
+        validate: "average" evaluates only the average. "both" evaluates the model's own weights, and then the
+            average on the same batches with the same random numbers. The metrics of the average then have the
+            prefix "ema/", and the events of its iterations `loader="ema"`, or "ema/NAME" if there are several
+            loaders; `Trainer.load_checkpoint` loads both. Predictions always use the average.
         arguments: the average's arguments: `momentum`, `gamma`, `interval`, `device`, `update_buffers`.
 
     Raises:
@@ -119,16 +118,16 @@ class EMAHook(Hook):
         self._average: BaseAveragedModel | None = None
         self._model: nn.Module | None = None
         self._swap = Swap()
-        self._evaluating: set[str] = set()
+        self._evaluating: set[str] = set()  # the modes of the evaluations that use the average now
         self._to_load: AverageState | None = None  # the average of a checkpoint that is being loaded
-        # the `trainer.state.loads` of this average; None after a resume has restored the average
+        # `trainer.state.loads` when the average was last restarted; None after a resume has restored it
         self._loads: int | None = 0
         self._step_handles: list[Any] = []
         self._stepped = self._ever_stepped = False
-        self._began_at = 0
+        self._first_iter = 0
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a start that the run never reaches, a priority after `CheckpointHook`'s, and bad arguments.
+        """Refuse a trainer with which the average would never begin, be saved too early, or not be evaluated.
 
         Raises:
             ValueError: `begin_epoch` in a run measured in iterations, a start after the end of the run, a
@@ -137,6 +136,17 @@ class EMAHook(Hook):
             TypeError: FSDP1 shards the model, or it has a ShardedTensor.
         """
         refuse_old_shards("EMAHook", unwrap(trainer.model))
+        self._refuse_late_begin(trainer)
+        if self._both:
+            check_other_weights(trainer, PREFIX, 'EMAHook(validate="both")')
+        checkpoint_hooks = [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)]
+        refuse_late_average(self, checkpoint_hooks, trainer.hooks)
+        # tests a user's class; the constructor of this hook has tested the arguments of eventloop's own
+        if not is_own(self._config) and not has_lazy_parts(unwrap(trainer.model)):
+            self._average = self._build(unwrap(trainer.model))
+
+    def _refuse_late_begin(self, trainer: Trainer) -> None:
+        """Refuse a `begin_epoch` or `begin_iter` that the run never reaches."""
         if self._begin_epoch and not trainer.by_epoch:
             raise ValueError(
                 f"EMAHook(begin_epoch={self._begin_epoch}) in a run measured in iterations would never "
@@ -148,13 +158,6 @@ class EMAHook(Hook):
         ):
             if end is not None and begin > end:
                 raise ValueError(f"EMAHook({name}={begin}) would never begin: the run ends at {end}")
-        if self._both:
-            check_other_weights(trainer, PREFIX, 'EMAHook(validate="both")')
-        refuse_late_average(
-            self, [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)], trainer.hooks
-        )
-        if not is_own(self._config) and not has_lazy_parts(unwrap(trainer.model)):
-            self._average = self._build(unwrap(trainer.model))
 
     @property
     def ema_model(self) -> BaseAveragedModel:
@@ -177,11 +180,11 @@ class EMAHook(Hook):
     # --- averaging -----------------------------------------------------------------------------------------
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Restart the average if other weights were loaded since the last run.
+        """Restart the average if weights were loaded into the model since the last run.
 
         Raises:
             ValueError: the trainer has two EMAHooks.
-            TypeError: since the trainer was built FSDP1 has sharded the model.
+            TypeError: FSDP1 has sharded the model since the trainer was built.
         """
         refuse_old_shards("EMAHook", unwrap(trainer.model))
         if sum(isinstance(hook, EMAHook) for hook in trainer.hooks) > 1:
@@ -189,23 +192,20 @@ class EMAHook(Hook):
         self._restart_if_loaded(trainer)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Build the average if it does not exist, and observe the optimizers' steps."""
+        """Build the average if it does not exist, and register a hook for the steps of each optimizer."""
         model = self._model_of(trainer)
         if self._average is None and not has_lazy_parts(model):
             self._average = self._build(model)
         self._remove_step_handles()
-        # torch calls this hook after every step of the optimizer, wherever step() is called
-        self._step_handles = [
-            optimizer.register_step_post_hook(self._optimizer_stepped)
-            for optimizer in map(hookable, each_optimizer(trainer.optimizer))
-            if optimizer is not None
-        ]
+        optimizers = [each for each in map(hookable, each_optimizer(trainer.optimizer)) if each is not None]
+        # torch calls the function after every step of the optimizer, whoever calls step()
+        self._step_handles = [each.register_step_post_hook(self._optimizer_stepped) for each in optimizers]
         self._stepped = self._ever_stepped = not self._step_handles
-        self._began_at = trainer.iter
+        self._first_iter = trainer.iter
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Stop observing the optimizers, and warn if none of them was stepped."""
-        if event.reason == COMPLETED and not self._ever_stepped and trainer.iter > self._began_at:
+        """Remove the hooks from the optimizers, and warn if no optimizer made a step."""
+        if event.reason == COMPLETED and trainer.iter > self._first_iter and not self._ever_stepped:
             logger.warning(
                 "EMAHook averaged nothing: the trainer's optimizer was never stepped; pass the optimizer "
                 "that your code steps to the Trainer"
@@ -216,28 +216,30 @@ class EMAHook(Hook):
         self._stepped = self._ever_stepped = True
 
     def optimizer_step_skipped(self, trainer: Trainer, event: OptimizerStepSkipped) -> None:
-        """Discard the observed step of an optimizer: a skipped step changes no weights."""
+        """Cancel this iteration's update: a skipped optimizer step changes no weights."""
         self._stepped, self._ever_stepped = False, True
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Update the average if an optimizer made a step."""
+        # without an optimizer every iteration counts as a step
         stepped, self._stepped = self._stepped, not self._step_handles
         if stepped:
             self._update(trainer, event.epoch + 1, event.iter + 1)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Update the average if the epoch ended with a step of gradients left over from accumulation."""
+        """Update the average if OptimizerHook made a step with gradients left at the end of the epoch."""
         if self._step_handles and self._stepped:
             self._stepped = False
             self._update(trainer, event.epoch + 1, event.iter)
 
     def _update(self, trainer: Trainer, epoch: int, iteration: int) -> None:
+        """Update the average, if it has begun in this epoch and iteration, counted from 1."""
         if epoch < self._begin_epoch or iteration < self._begin_iter:
             return
         if trainer.state.loads != self._loads:
             self._restart_if_loaded(trainer)
         model = self._model_of(trainer)
-        if self._average is None:  # a lazy model has its shapes only now
+        if self._average is None:  # a lazy model has no shapes before its first forward pass
             self._average = self._build(model)
         self._average.update_parameters(model)
 
@@ -245,12 +247,12 @@ class EMAHook(Hook):
 
     @property
     def evaluated_as(self) -> str:
-        """The prefix of the average's metrics if both are evaluated; "" if the average replaces the model."""
+        """The prefix "ema" of the average's metrics with `validate="both"`; "" with "average"."""
         return PREFIX if self._both else ""
 
     @contextmanager
     def in_model(self, trainer: Trainer, mode: str) -> Iterator[None]:
-        """Swap the average, once it has an update, into the model for a block."""
+        """Return a context in whose block the model has the averaged weights, if there was an update."""
         self._swap_in(trainer, mode)
         try:
             yield
@@ -258,7 +260,7 @@ class EMAHook(Hook):
             self._swap_back(trainer, mode)
 
     def before_val_epoch(self, trainer: Trainer, event: BeforeValEpoch) -> None:
-        """Swap the average into the model, unless both are evaluated."""
+        """Swap the average into the model, unless `validate` is "both"."""
         if not self._both:
             self._swap_in(trainer, "val")
 
@@ -267,7 +269,7 @@ class EMAHook(Hook):
         self._swap_back(trainer, "val")
 
     def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
-        """Swap the average into the model, unless both are evaluated."""
+        """Swap the average into the model, unless `validate` is "both"."""
         if not self._both:
             self._swap_in(trainer, "test")
 
@@ -283,7 +285,7 @@ class EMAHook(Hook):
         """Swap the model's own weights back, for whatever reason the prediction ended."""
         self._swap_back(trainer, "predict")
 
-    # A Ctrl-C may prevent the methods above; the closing event of each enclosing scope then swaps back.
+    # A Ctrl-C may come before the methods above have swapped back: the following ones then do it.
 
     def after_val(self, trainer: Trainer, event: AfterVal) -> None:
         """Swap the model's own weights back if an interrupt prevented `after_val_epoch`."""
@@ -294,22 +296,24 @@ class EMAHook(Hook):
         self._swap_back(trainer, "test")
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Swap the model's own weights back if an interrupt prevented all other methods."""
+        """Swap the model's own weights back if an interrupt prevented `after_val` or `after_test`."""
         self._evaluating.clear()
         self._swap.back()
         self._remove_step_handles()
 
     def _swap_in(self, trainer: Trainer, mode: str) -> None:
+        """Swap the average, if it has an update, into the model for an evaluation of this mode."""
         self._restart_if_loaded(trainer)
         if self._average is not None and self._average.steps:
             self._evaluating.add(mode)
-            trainer.copying.join()
+            trainer.copying.join()  # a running save may still copy the weights that the swap overwrites
             self._swap.put(self._average.pairs_with(self._model_of(trainer)))
 
     def _swap_back(self, trainer: Trainer, mode: str) -> None:
+        """Swap the model's own weights back when the last evaluation that uses the average has ended."""
         self._restart_if_loaded(trainer)
         self._evaluating.discard(mode)
-        if not self._evaluating:  # a test within a validation leaves the average in
+        if not self._evaluating:  # after a test within a validation the validation still needs the average
             self._swap.back()
 
     # --- saving and loading --------------------------------------------------------------------------------
@@ -323,12 +327,10 @@ class EMAHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def after_load_checkpoint(self, trainer: Trainer, event: AfterLoadCheckpoint) -> None:
-        """Check the checkpoint's average, and for a resume separate it from the model's own weights.
-
-        This method runs last, so that other handlers find the checkpoint as it was saved.
+        """Check the checkpoint's average and separate it from the own weights, after all other handlers.
 
         Raises:
-            CheckpointError: the average is of another model.
+            CheckpointError: the average and the model's own weights belong to different models.
         """
         self._restart_if_loaded(trainer)
         self._model_of(trainer)
@@ -341,7 +343,7 @@ class EMAHook(Hook):
             self._to_load = read_state(trainer.checkpoint["hooks"][self.name])
 
     def settings(self) -> dict[str, Any]:
-        """Return when averaging begins, the kind of the average, and its arguments."""
+        """Return the options that a resume compares: the begin of averaging, and the average's arguments."""
         return {
             "begin_iter": self._begin_iter,
             "begin_epoch": self._begin_epoch,
@@ -354,7 +356,7 @@ class EMAHook(Hook):
         return {"steps": 0 if self._average is None else self._average.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Build a new average from the checkpoint that is being resumed; the former average is not changed.
+        """Build a new average from the resumed checkpoint, so that a failed resume can restore the old one.
 
         Raises:
             RuntimeError: no checkpoint is being resumed.
@@ -368,26 +370,24 @@ class EMAHook(Hook):
 
     def _load(self, model: nn.Module, saved: AverageState) -> None:
         self._average = load_average(self._build, model, saved)
-        # the model gets other weights, so the former ones must not be swapped back
+        # the resume loads other weights into the model, so those from before must not be swapped back
         self._swap, self._evaluating = Swap(), set()
 
     def _restart_if_loaded(self, trainer: Trainer) -> None:
-        """Load or restart the average if weights were loaded without a resume."""
-        known, self._loads = self._loads, trainer.state.loads
-        if known in (None, self._loads):
+        """Load or restart the average if weights were loaded into the model without a resume."""
+        loads, self._loads = self._loads, trainer.state.loads
+        if loads in (None, self._loads):  # a resume has restored the average, or nothing was loaded
             return
         self._swap, self._evaluating = Swap(), set()
         saved, self._to_load = self._to_load, None
         if saved is not None:
             self._load(self._model_of(trainer), saved)
-        elif self._average is not None:  # evaluations then use the loaded weights
-            self._average.restart()
-
-    # --- parts ---------------------------------------------------------------------------------------------
+        elif self._average is not None:
+            self._average.restart()  # until the next update evaluations use the loaded weights
 
     def _build(self, model: nn.Module) -> BaseAveragedModel:
         average = build_average(self._config, model)
-        average.copy_buffers = False  # evaluations use the model's buffers; `ema_model` copies them on access
+        average.copy_buffers = False  # evaluations use the model's own buffers; `ema_model` copies them
         return average
 
     def _model_of(self, trainer: Trainer) -> nn.Module:

@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 
 
 class EmptyCacheHook(Hook):
-    """Call `torch.cuda.empty_cache()` in training, validation and test; without CUDA it does nothing.
+    """Call `torch.cuda.empty_cache()` in training, validation and test; do nothing without CUDA.
 
         EmptyCacheHook(after_epoch=True)
 
     This hook helps where a validation needs tensors of other sizes than the training, or another process
     shares the device. It does not make a program faster: each call waits for the device, and the next
-    allocations go to the driver. Points that are switched off cost nothing.
+    allocations go to the driver.
 
     Args:
-        before_epoch, after_epoch, after_iter: when to empty the cache.
+        before_epoch, after_epoch, after_iter: whether to empty the cache before and after each pass over a
+            loader, and after each batch.
 
     Raises:
         TypeError: an argument is not True or False.
@@ -34,14 +35,15 @@ class EmptyCacheHook(Hook):
     def __init__(
         self, before_epoch: bool = False, after_epoch: bool = True, after_iter: bool = False
     ) -> None:
-        self._when = {"before_epoch": before_epoch, "after_epoch": after_epoch, "after_iter": after_iter}
-        check_bools(**self._when)
+        self._switches = {"before_epoch": before_epoch, "after_epoch": after_epoch, "after_iter": after_iter}
+        check_bools(**self._switches)
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe only the points that are switched on."""
+        """Subscribe only the methods that are switched on."""
         super().attach(bus)
-        for name, wanted in self._when.items():
-            if not wanted and name in self._points:  # a subclass may have a method for each mode instead
+        for name, is_on in self._switches.items():
+            # a subclass may override the method for each mode, so that this one is not subscribed
+            if not is_on and name in self._points:
                 bus.off(getattr(self, name))
 
     def before_epoch(self, trainer: Trainer, event: EpochEvent) -> None:

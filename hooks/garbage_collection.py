@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
 
 YOUNG, MIDDLE, ALL = range(3)
-"""Generations of Python's collector; collecting a generation includes the younger ones."""
+"""Generations for `gc.collect`, which collects a generation and the younger ones."""
 FROZEN_AT_START = 1000
-"""Frozen objects up to this number are Python's own: Python 3.12 starts with 375."""
+"""The most objects that Python itself may have frozen at its start; Python 3.12 freezes 375."""
 LARGE = 16 << 20
-"""Bytes of a model that are worth the time of a full collection, if they may be garbage."""
+"""Bytes of an earlier model that justify a full collection (100 to 300 ms) before a training."""
 
-_switched_off: WeakSet[GarbageCollectionHook] = WeakSet()
+_active_hooks: WeakSet[GarbageCollectionHook] = WeakSet()
 """The hooks that have switched the automatic collection off in this process."""
-_trained: WeakSet[Trainer] = WeakSet()
-"""The trainers that have trained in this process. The parts of a trainer refer to each other, in cycles."""
+_trainers: WeakSet[Trainer] = WeakSet()
+"""The trainers that have trained in this process and are not freed; reference cycles may keep them alive."""
 
 
 class GarbageCollectionHook(Hook):
@@ -47,17 +47,17 @@ class GarbageCollectionHook(Hook):
         default_hooks=dict(garbage_collection=dict(interval=50))
         default_hooks=dict(garbage_collection=None)    # Python decides when to collect
 
-    During a training nothing is collected automatically. Left alone, Python walks all objects of the process
-    whenever their number has grown by a quarter. That takes about 100 ms within an arbitrary step, and within
-    a different step on each rank, so that all ranks wait each time. With this hook all ranks collect after
-    the same iterations.
+    During a training Python's automatic collection is switched off. Python would walk all objects of the
+    process whenever their number has grown by a quarter. That takes about 100 ms within an arbitrary step,
+    and within a different step on each rank, so that all ranks wait each time. With this hook all ranks
+    collect after the same iterations.
 
-    Objects that exist after the first `interval` iterations are frozen (`gc.freeze`), so a full collection
-    later looks only at newer objects, in less than a millisecond. Garbage from before the training is frozen
-    with them: a reference cycle that Python had not freed by then, or that is dropped in the first `interval`
-    iterations, is kept until the training has ended. To free it call `gc.collect()` before `train()`, which
-    takes 100 to 300 ms. A training begins with that only if an earlier trainer of this process still exists
-    and its model has more than 16 MiB, as between the folds of a cross-validation.
+    Objects that exist after the first `interval` iterations are frozen (`gc.freeze`), so a later full
+    collection walks only newer objects, in less than a millisecond. Reference cycles that have become garbage
+    before the freeze, and that Python has not freed, are frozen too and stay in memory until the training has
+    ended. To free them call `gc.collect()` before `train()`, which takes 100 to 300 ms. The hook makes this
+    call itself only if an earlier trainer of this process still exists and its model has more than 16 MiB, as
+    between the folds of a cross-validation.
 
     Reference cycles that steps leave behind are freed after `interval` iterations. Cycles still in use at
     that time are freed after 10 or 100 times as many iterations, or after an evaluation. All other objects
@@ -65,14 +65,14 @@ class GarbageCollectionHook(Hook):
     tensors.
 
     After the training, for whatever reason it ended, collection is automatic again and nothing is frozen. The
-    hook does nothing where the automatic collection was off before. If the program has frozen objects itself,
-    the hook freezes and unfreezes nothing. Processes forked during the training, such as loader workers,
-    collect automatically.
+    hook does nothing if the program had switched the automatic collection off. If the program has frozen
+    objects itself, the hook freezes and unfreezes nothing. Processes forked during the training, such as
+    loader workers, collect automatically.
 
     Args:
-        interval: iterations between two collections of the youngest objects. Every tenth one includes the
-            middle generation, every hundredth all; batches of an evaluation are counted in the same way.
-        freeze: False never freezes, so each full collection looks at all objects.
+        interval: iterations between two collections of the youngest generation. Every tenth collection
+            includes the middle generation, every hundredth all objects. In an evaluation batches are counted.
+        freeze: False never freezes, so each full collection walks all objects.
 
     Raises:
         TypeError, ValueError: `interval` is not a positive int, or `freeze` is not True or False.
@@ -84,7 +84,7 @@ class GarbageCollectionHook(Hook):
         positive("interval", interval)
         check_bools(freeze=freeze)
         self._interval, self._freeze = interval, freeze
-        self._will_freeze = self._unfreezes = False
+        self._will_freeze = self._has_frozen = False
 
     def attach(self, bus: Bus) -> None:
         """Subscribe the event methods, with `after_iter` only at every `interval`-th iteration."""
@@ -99,41 +99,46 @@ class GarbageCollectionHook(Hook):
     @property
     def active(self) -> bool:
         """True while this hook controls the collector."""
-        return self in _switched_off
+        return self in _active_hooks
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Switch the automatic collection off; free what a large earlier training has left."""
+        """Switch the automatic collection off, and collect if a large earlier trainer still exists."""
         if not gc.isenabled():
             return
-        self._will_freeze, self._unfreezes = self._freeze and _nothing_is_frozen(), False
-        _switched_off.add(self)  # first: after a Ctrl-C in between the hook must still switch it on again
+        self._will_freeze, self._has_frozen = self._freeze and _nothing_is_frozen(), False
+        # before gc.disable: a Ctrl-C between the two lines must not leave the collection off for ever
+        _active_hooks.add(self)
         gc.disable()
-        if any(_bytes_of(each.model) > LARGE for each in list(_trained) if each is not trainer):
-            gc.collect()  # garbage that gets frozen would stay in memory, its optimizer's state too
-        _trained.add(trainer)
+        earlier_models = [other.model for other in list(_trainers) if other is not trainer]
+        if any(_bytes_of(model) > LARGE for model in earlier_models):
+            gc.collect()  # else an earlier trainer that is garbage would be frozen, and stay in memory
+        _trainers.add(trainer)
 
     def after_iter(self, trainer: Trainer, event: IterEvent) -> None:
-        """Collect the generation that is due after this iteration or batch."""
+        """Freeze after the first `interval` iterations, later collect the generation that is due."""
         if not self.active:
             return
         training = event.mode == "train"
         if training and self._will_freeze:
-            self._freeze_lasting()
+            self._freeze_objects()
             return
-        turn = (event.iter if training else event.batch_idx) // self._interval + 1
-        self._collect(ALL if turn % 100 == 0 else MIDDLE if turn % 10 == 0 else YOUNG)
+        number = (event.iter if training else event.batch_idx) // self._interval + 1
+        if number % 100 == 0:
+            self._collect(ALL)
+        else:
+            self._collect(MIDDLE if number % 10 == 0 else YOUNG)
 
     def after_val(self, trainer: Trainer, event: AfterVal) -> None:
-        """Run a full collection of the objects that the validation left."""
+        """Run a full collection after a validation."""
         self._collect(ALL)
 
     def after_test(self, trainer: Trainer, event: AfterTest) -> None:
-        """Run a full collection of the objects that the test left."""
+        """Run a full collection after a test."""
         self._collect(ALL)
 
     @on(priority=Priority.HIGHEST)
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Switch the automatic collection on again, and unfreeze."""
+        """Switch the automatic collection on again, and unfreeze the objects that this hook has frozen."""
         self._restore()
 
     @on(priority=Priority.HIGHEST)
@@ -141,53 +146,58 @@ class GarbageCollectionHook(Hook):
         """Switch the automatic collection on again if a Ctrl-C prevented this hook's `after_train`."""
         self._restore()
 
-    def _freeze_lasting(self) -> None:
-        """Freeze the objects that exist after the first iterations, such as the optimizer's state."""
+    def _freeze_objects(self) -> None:
+        """Freeze the objects that exist now, such as the optimizer's state, unless others are frozen."""
         self._will_freeze = False
-        if _nothing_is_frozen():  # else other code froze objects meanwhile
-            # MIDDLE reaches all objects since `before_train`, as only YOUNG was collected until now
+        if _nothing_is_frozen():
+            # until now only YOUNG was collected, so MIDDLE includes all objects created since `before_train`
             gc.collect(MIDDLE)
-            self._unfreezes = True
+            self._has_frozen = True
             gc.freeze()
 
     def _collect(self, generation: int) -> None:
+        """Collect a generation; before the freeze only the youngest one.
+
+        A collection of MIDDLE moves the objects that survive it to the oldest generation. Of these, objects
+        that become garbage before the freeze would be frozen.
+        """
         if self.active:
-            # until the freeze only YOUNG: garbage that moved to the oldest generation would be frozen
             gc.collect(YOUNG if self._will_freeze else generation)
 
     def _restore(self) -> None:
+        """Switch the automatic collection on and unfreeze, if this hook has switched it off."""
         if self.active:
             gc.enable()
-            if self._unfreezes:
+            if self._has_frozen:
                 gc.unfreeze()
-            _switched_off.discard(self)
+            _active_hooks.discard(self)
 
 
 def _bytes_of(model: nn.Module) -> int:
-    """Return the bytes of a model's parameters."""
+    """Return the number of bytes of a model's parameters."""
     return bytes_of(p for p in model.parameters() if not is_lazy(p))
 
 
 def _nothing_is_frozen() -> bool:
-    """Return whether no code but Python's own has frozen objects; counting them takes up to 30 ms."""
+    """Return whether only Python itself has frozen objects; counting them takes up to 30 ms."""
     return gc.get_freeze_count() <= FROZEN_AT_START
 
 
 def _collect_in_child() -> None:
-    """Switch the automatic collection on in a forked child, which inherits the setting without the hook."""
-    if _switched_off:
-        _switched_off.clear()
+    """Switch the automatic collection on in a forked child, where this hook's methods are not called."""
+    if _active_hooks:
+        _active_hooks.clear()
         gc.enable()
 
 
 @atexit.register
 def _restore_all() -> None:
-    """Switch the collection on again at exit, for a training on a daemon thread that has not ended.
+    """Switch the collection on again at exit, if a training on a daemon thread has not ended.
 
-    The interpreter frees only objects that are not frozen, and libraries such as Triton print the objects
-    that are left.
+    At exit the interpreter frees only objects that are not frozen, and libraries such as Triton print the
+    objects that it has not freed.
     """
-    for hook in list(_switched_off):
+    for hook in list(_active_hooks):
         hook._restore()
 
 

@@ -1,9 +1,9 @@
-"""Define `Hook`, the base class of hooks: each overridden method is subscribed to the event of its name."""
+"""Define `Hook`, the base class of hooks, which subscribes each event method that a subclass overrides."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -15,7 +15,7 @@ from eventloop.events.catalogue import declared_events, find_event
 from eventloop.events.filters import Predicate, check_filter
 from eventloop.events.priority import Priority, get_priority
 from eventloop.events.subscribed import check_possible
-from eventloop.hooks.points import GENERIC, Points
+from eventloop.hooks.points import GENERIC, Points, events_of
 from eventloop.migration.names import point_meant
 from eventloop.state.containers import copied
 from eventloop.util.functions import handler_name, is_coroutine_function
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 F = TypeVar("F", bound=Callable[..., Any])
-_MARK = "_eventloop_on"
+_ON_OPTIONS = "_eventloop_on"
+"""The attribute in which `on` stores its options on a method."""
 
 
 def on(
@@ -41,14 +42,14 @@ def on(
     when: Predicate | None = None,
     budget_us: float | None = None,
 ) -> Callable[[F], F]:
-    """Set the priority, the filter and the budget of one method of a hook; options are those of `bus.on`.
+    """Set the priority, the filter and the budget of one method of a hook; the options are those of `bus.on`.
 
     @on(priority=49, every=10)
     def after_train_iter(self, trainer, event): ...
 
     Raises:
         TypeError, ValueError: a priority, filter or budget is invalid, or the parentheses are missing; raised
-            where the decorator is written.
+            when the class is defined.
     """
     if method is not None:
         raise TypeError(f"@on needs its options: expected @on(priority=...), got @on above {method!r}")
@@ -66,15 +67,15 @@ def on(
         "budget_us": budget_us,
     }
 
-    def mark(method: F) -> F:
-        setattr(method, _MARK, options)
+    def store_options(method: F) -> F:
+        setattr(method, _ON_OPTIONS, options)
         return method
 
-    return mark
+    return store_options
 
 
 class Hook(Points):
-    """Subscribe the event methods that a subclass overrides; the others cost nothing.
+    """Subscribe the event methods that a subclass overrides; methods that it does not override cost nothing.
 
         class PrintLoss(Hook):
             priority = "LOW"
@@ -84,43 +85,47 @@ class Hook(Points):
                     print(trainer.metrics.latest()["loss"])
 
     `before_epoch`, `after_epoch`, `before_iter` and `after_iter` are called in training, validation and test,
-    with the mode in `event.mode`, except in a mode whose own method the hook overrides too. An `async def`
-    method takes `(self, event)` and runs in the background. The return value of `state_dict` is saved with
-    every checkpoint under the hook's `name`, which must be unique, and passed to `load_state_dict` on resume.
+    with the mode in `event.mode`. If the hook overrides `after_val_iter` too, `after_iter` is not called in
+    validation; the other methods of one mode act alike. An `async def` method takes `(self, event)` and runs
+    in the background. The return value of `state_dict` is saved with every checkpoint under the hook's
+    `name`, which must be unique, and passed to `load_state_dict` on resume.
 
-    A hook with a state belongs to one trainer. In a second one it starts over: its constructor is called
-    again, with the same arguments, and what was set on it before its first trainer is set again. A list, dict
-    or set among these that the hook has changed is the same object again, unless the hook's new state would
-    then depend on it: that hook gets a copy of the first values. The first trainer can then begin no other
-    run.
+    A hook with a state belongs to one trainer. If it is passed to a second trainer, it starts over: its
+    constructor is called again with the same arguments, and attributes that were set before the first trainer
+    was built are set again. Arguments and attributes that are lists, dicts or sets are passed as they are
+    now, or as copies of their first values if the hook's new state would depend on a change of them. After
+    that the first trainer can begin no other run.
     """
 
     priority: Priority | int | str = Priority.NORMAL
     budget_us: float | None = None
-    """The time in µs that the 99th percentile of each method should stay under; see `bus.on`."""
+    """The limit in µs for the 99th percentile of the times of each method; see `bus.on`."""
     name: str | None = None
     runs_phases: ClassVar[tuple[str, ...]] = ()
-    """Phases of the iteration that the hook's `after_train_iter` runs, and adds to `trainer.clock`."""
+    """The phases of an iteration, such as "backward", that `after_train_iter` runs and adds to the clock."""
 
     owns: ClassVar[str] = ""
-    """The part of the loop that the hook does itself, such as "the optimizer's step". A trainer that another
-    engine drives refuses such a hook, because that engine does this part.
+    """The part of the loop that the hook does itself, such as "the optimizer's step".
+
+    A trainer whose loop is another engine's refuses such a hook, because that engine does this part.
     """
 
     tunable: ClassVar[tuple[str, ...]] = ()
-    """The attributes that `eventloop tell RUN set HOOK.ATTRIBUTE=VALUE` may set during a run, such as
-    ("patience",); a property's setter refuses a value by a TypeError or ValueError."""
+    """The attributes that `eventloop tell RUN set HOOK.ATTRIBUTE=VALUE` may set, such as ("patience",).
+
+    An attribute may be a property whose setter raises TypeError or ValueError for a wrong value.
+    """
 
     can_start_over: ClassVar[bool] = True
-    """False if constructing the hook again, as a second trainer does, would not restore its first state."""
+    """False if a second call of the constructor, for a second trainer, would not restore the first state."""
 
     _points: ClassVar[dict[str, list[str]]] = {}
-    """Method name -> names of the events it serves, for all methods that this class overrides."""
+    """The names of the event methods that this class overrides, each with the events that it handles."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            cls.__init__ = _remembering(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = _storing_arguments(cls.__init__)  # type: ignore[method-assign]
         get_priority(cls.priority)
         if cls.budget_us is not None:
             check_budget(cls.__name__, cls.budget_us)
@@ -146,24 +151,25 @@ class Hook(Points):
         if self.budget_us is not None:
             check_budget(type(self).__name__, self.budget_us)
         for method, events in self._subscriptions(bus):
-            options = {**_marked(method), "priority": priority_of(self, method)}
+            options = {**_on_options(method), "priority": priority_of(self, method)}
             if options.get("budget_us") is None:
                 options["budget_us"] = self.budget_us
-            # one subscription a method: `once` counts all its events, an async method keeps their order
+            # one subscription a method, so that `once` counts its events together, and a coroutine method
+            # receives them in order
             bus.subscribe(method, *events, **options)
 
     def _subscriptions(self, bus: Bus) -> Iterator[tuple[Callable[..., Any], list[str]]]:
-        """Yield each function that `attach` subscribes to the bus, with its events."""
-        for name, served in self._points.items():
-            events = [*served]
-            # eventloop's hooks skip events that the trainer does not have; in a user's hook they are an error
+        """Yield each function that `attach` subscribes to the bus, with the names of its events."""
+        for name, handled in self._points.items():
+            events = [*handled]
+            # eventloop's own hooks skip events that this trainer never emits; a user's hook is refused
             if name in GENERIC or _is_from_eventloop(_defining_class(type(self), name)):
-                events = [event for event in served if bus.possible([event])]
+                events = [event for event in handled if bus.possible([event])]
             if events:
                 yield getattr(self, name), events
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a trainer that the hook cannot serve; called when the trainer is built."""
+        """Raise an error for a trainer with which the hook cannot work; called when the trainer is built."""
 
     @property
     def stateful(self) -> bool:
@@ -174,7 +180,7 @@ class Hook(Points):
         """Return the hook's state as plain values, tensors and NumPy's numeric arrays.
 
         If the trainer saves checkpoints, this is also called before the first iteration, so that a state that
-        cannot be saved is known then.
+        cannot be saved is reported at once.
         """
         return {}
 
@@ -182,12 +188,13 @@ class Hook(Points):
         """Load a state that `state_dict` returned.
 
         `Trainer.resume` calls this before the optimizer, the counters and the model are loaded. If this or a
-        later part raises, the resume is refused: the hook's attributes are restored, and if `state_dict`
-        still differs from before, `load_state_dict` is called with a copy of the former state. Change nothing
-        but the hook: other objects are not restored. A warning is logged for a hook that saves a state and
-        does not define this method.
+        later step of the resume raises, the hook's attributes are restored. If `state_dict` then still
+        differs from its value before the resume, `load_state_dict` is called with a copy of that value.
+        Change only the hook here, because other objects are not restored. A warning is logged for a hook that
+        saves a state and does not define this method.
         """
-        if state and type(self).load_state_dict is Hook.load_state_dict:  # not by `super()` in a subclass
+        # a subclass that calls `super().load_state_dict` defines the method, and gets no warning
+        if state and type(self).load_state_dict is Hook.load_state_dict:
             logger.warning(
                 "the hook %s has a state_dict and no load_state_dict: its state of the checkpoint is not "
                 "restored",
@@ -200,9 +207,10 @@ class Hook(Points):
             def settings(self):
                 return {"temperature": self._temperature}
 
-        Every checkpoint stores these options, and `resume` compares those that the checkpoint and the hook
-        both have. It refuses changed options; with changed="keep" or "apply" it goes on with the options of
-        this hook. Values that are not plain are left out. Called once, after `check`.
+        Every checkpoint stores these options, and `resume` compares the options that both the checkpoint and
+        the hook have. It refuses changed options; with changed="keep" or "apply" it goes on with the options
+        of this hook. Only plain values are stored: numbers, strings, None, and containers of these. Called
+        once, after `check`.
         """
         return {}
 
@@ -236,27 +244,28 @@ class Hook(Points):
         return trainer.max_iters is not None and trainer.iter + 1 == trainer.max_iters
 
 
-def _remembering(init: Callable[..., None]) -> Callable[..., None]:
+def _storing_arguments(init: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that stores its arguments, so that the hook can be constructed again.
 
-    It also stores the attributes that it made: a user has set the others since.
+    It also stores a copy of the attributes that it has set, so that attributes set later by the user can be
+    told from them.
     """
 
     @wraps(init)
-    def remembering(self: Hook, *args: Any, **kwargs: Any) -> None:
-        outermost = "_made_with" not in vars(self)
+    def constructor(self: Hook, *args: Any, **kwargs: Any) -> None:
+        is_outermost = "_made_with" not in vars(self)  # not the constructor of a base class
         vars(self).setdefault("_made_with", (args, kwargs))
         init(self, *args, **kwargs)
-        if outermost:
+        if is_outermost:
             vars(self)["_as_made"] = copied(vars(self))
 
-    return remembering
+    return constructor
 
 
 def check_events(hook: object, bus: Bus, excluded: Mapping[type[Event], str]) -> None:
-    """Refuse a hook that would subscribe to an excluded event, before it is attached.
+    """Refuse a hook that would subscribe to an event that is never emitted, before it is attached.
 
-    A hook whose own `attach` may leave methods out is checked only when it is attached.
+    A user's hook that defines `attach` may subscribe fewer methods, so it is checked when it is attached.
 
     Args:
         excluded: the events that are never emitted, with the reasons.
@@ -269,70 +278,44 @@ def check_events(hook: object, bus: Bus, excluded: Mapping[type[Event], str]) ->
             check_possible(handler_name(method), map(find_event, events), excluded)
 
 
-def _marked(method: Callable[..., Any]) -> dict[str, Any]:
-    options = getattr(method, _MARK, None)
-    return options if isinstance(options, dict) else {}  # a mock has every attribute
+def _on_options(method: Callable[..., Any]) -> dict[str, Any]:
+    """Return the options that `on` has stored on a method; {} without any."""
+    options = getattr(method, _ON_OPTIONS, None)
+    return options if isinstance(options, dict) else {}  # a mock in a test has every attribute
 
 
 def priority_of(hook: Hook, method: Callable[..., Any]) -> Priority | int | str:
-    """Return the priority of one of a hook's methods: the method's own, set with `on`, or the hook's."""
-    own: Priority | int | str | None = _marked(method).get("priority")
-    if own is None:  # a hook's priority is that of its plain methods
-        return Priority.NORMAL if is_coroutine_function(method) else hook.priority
-    return own
+    """Return the priority of a hook's method: that of `@on`, else the hook's, or NORMAL of a coroutine."""
+    own: Priority | int | str | None = _on_options(method).get("priority")
+    if own is not None:
+        return own
+    return Priority.NORMAL if is_coroutine_function(method) else hook.priority
 
 
-def _every(counted: int, n: int) -> bool:
-    return n > 0 and counted >= 0 and counted % n == 0
+def _every(count: int, n: int) -> bool:
+    return n > 0 and count >= 0 and count % n == 0
 
 
 def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
-    """Map the methods that a hook class overrides to the events they serve.
+    """Return the names of the event methods that a hook class overrides, each with its events.
 
     Raises:
-        TypeError: a method looks like an event method but is not one (MMEngine's with an underscore and
-            Lightning's with "on_" included), or two methods serve one event.
+        TypeError: a method looks like an event method but is not one, such as MMEngine's `_before_epoch` or
+            Lightning's `on_train_start`, or two methods handle one event.
     """
-    names = [event_name(event_type) for event_type in declared_events()]
-    ours = [event_name(event_type) for event_type in declared_events() if _is_from_eventloop(event_type)]
+    all_events = [event_name(event_type) for event_type in declared_events()]
+    own_events = [event_name(each) for each in declared_events() if _is_from_eventloop(each)]
     _refuse_mmengine_names(cls)
     methods = []
     for method in _candidate_methods(cls):
-        # eventloop's own hooks ignore events that other code declares, whatever their names
-        known = ours if _is_from_eventloop(_defining_class(cls, method)) else names
-        if method in GENERIC or ALIASES.get(method, method) in known:
+        # a method of eventloop's own hooks may have the name of an event that other code declares
+        events = own_events if _is_from_eventloop(_defining_class(cls, method)) else all_events
+        if method in GENERIC or ALIASES.get(method, method) in events:
             _refuse_missing_self(cls, method)
             methods.append(method)
         else:
-            _refuse_near_miss(cls, method, known)
+            _refuse_near_miss(cls, method, events)
     return events_of(methods, cls.__name__)
-
-
-def events_of(points: Iterable[str], owner: str) -> dict[str, list[str]]:
-    """Map names of event methods to the events that each method handles.
-
-    A name is that of an event, an alias, or a method for all modes, such as `after_iter`. For an event with a
-    method of its own, that method takes precedence over the one for all modes.
-
-    Args:
-        owner: name of the class that has the methods, for the error message.
-    """
-    served: dict[str, str] = {}
-    for point in points:
-        for event in GENERIC.get(point, (ALIASES.get(point, point),)):
-            other = served.setdefault(event, point)
-            if point in GENERIC or other == point:
-                continue
-            if other not in GENERIC:
-                raise TypeError(
-                    f"{owner} has both {other} and {point}, two names of one event: keep one of them"
-                )
-            served[event] = point
-    found: dict[str, list[str]] = {}
-    for event in map(event_name, declared_events()):
-        if event in served:
-            found.setdefault(served[event], []).append(event)
-    return found
 
 
 def _is_from_eventloop(cls: type) -> bool:
@@ -346,19 +329,19 @@ def _defining_class(cls: type[Hook], method: str) -> type:
 
 
 def _candidate_methods(cls: type[Hook]) -> list[str]:
-    """List the public methods that differ from `Hook`'s, and all methods decorated with `@on`."""
-    found = []
-    for attribute in dir(cls):
-        value = getattr(cls, attribute, None)
-        public = not attribute.startswith("_") and attribute not in _NOT_EVENTS
-        inherited = value is getattr(Hook, attribute, None)
-        if callable(value) and not inherited and (public or hasattr(value, _MARK)):
-            found.append(attribute)
-    return found
+    """Return the names of the public methods that differ from `Hook`'s, and of all methods with `@on`."""
+    names = []
+    for name in dir(cls):
+        value = getattr(cls, name, None)
+        is_public = not name.startswith("_") and name not in _NOT_EVENTS
+        is_inherited = value is getattr(Hook, name, None)
+        if callable(value) and not is_inherited and (is_public or hasattr(value, _ON_OPTIONS)):
+            names.append(name)
+    return names
 
 
 def _refuse_mmengine_names(cls: type[Hook]) -> None:
-    """Refuse MMEngine's `_before_epoch(self, runner, mode)` and its like, which would never be called."""
+    """Refuse methods such as MMEngine's `_before_epoch(self, runner, mode)`, which would never be called."""
     for method in GENERIC:
         if callable(getattr(cls, f"_{method}", None)):
             raise TypeError(
@@ -369,30 +352,31 @@ def _refuse_mmengine_names(cls: type[Hook]) -> None:
 
 
 def _refuse_missing_self(cls: type[Hook], method: str) -> None:
-    code = getattr(vars(cls).get(method), "__code__", None)  # static and class methods have none
-    takes = () if code is None else code.co_varnames[: code.co_argcount]
-    if takes[:1] in [("trainer",), ("event",)]:
+    """Refuse an event method whose first parameter is named `trainer` or `event`."""
+    code = getattr(vars(cls).get(method), "__code__", None)  # static and class methods have no __code__
+    parameters = () if code is None else code.co_varnames[: code.co_argcount]
+    if parameters[:1] in [("trainer",), ("event",)]:
         raise TypeError(
-            f"{cls.__name__}.{method} must take (self, trainer, event), got ({', '.join(takes)}): "
+            f"{cls.__name__}.{method} must take (self, trainer, event), got ({', '.join(parameters)}): "
             "self is missing"
         )
 
 
-def _refuse_near_miss(cls: type[Hook], method: str, names: list[str]) -> None:
-    if (meant := point_meant(method)) in names or meant in GENERIC:
+def _refuse_near_miss(cls: type[Hook], method: str, events: list[str]) -> None:
+    """Refuse a method that handles no event but has `@on`, or a name like an event's."""
+    if (meant := point_meant(method)) in events or meant in GENERIC:
         raise TypeError(
             f"{cls.__name__}.{method} is not an event and would never be called: define "
             f"{meant}(self, trainer, event) (or give a helper another name)"
         )
-    looks_like_one = method.startswith(("before_", "after_")) or get_close_matches(
-        method, names, 1, cutoff=0.85
-    )
-    if looks_like_one or hasattr(getattr(cls, method), _MARK):
+    has_prefix = method.startswith(("before_", "after_"))
+    is_close = has_prefix or get_close_matches(method, events, 1, cutoff=0.85)
+    if is_close or hasattr(getattr(cls, method), _ON_OPTIONS):
         raise TypeError(
-            f"{cls.__name__}.{method} is not an event{suggest(method, [*names, *GENERIC])} "
+            f"{cls.__name__}.{method} is not an event{suggest(method, [*events, *GENERIC])} "
             "(give a method that handles no event a name that does not look like one)"
         )
 
 
 _NOT_EVENTS = frozenset(vars(Hook))
-"""Attributes that every hook has, such as `settings` and `state_dict`; they never stand for an event."""
+"""The attributes that every hook has, such as `settings` and `state_dict`; none is an event method."""

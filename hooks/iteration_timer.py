@@ -1,4 +1,4 @@
-"""A hook that measures iterations after a warm-up, and logs the speed of a training at its end."""
+"""A hook that times the iterations after a warm-up, and logs the speed of a training at its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class IterationTimer(IterTimerHook):
-    """Measure iterations after a warm-up, and log a summary at the end, as detectron2 and Pet do.
+    """Time the iterations after a warm-up, and log a summary at the end, as detectron2 and Pet do.
 
         IterationTimer(warmup_iter=3)
 
@@ -30,14 +30,14 @@ class IterationTimer(IterTimerHook):
         Overall training speed: 47 iterations in 0:00:09 (0.198211 s / it)
         Total training time: 0:00:12 (0:00:02 on hooks, 0:00:01 on evaluations)
 
-    The speed is that of loading and stepping: `data_time + step_time`. The total time runs from the end of
-    the warm-up to this hook's `after_train`, which runs among the last. The time on hooks is all time except
-    loading, stepping and evaluations, so it includes the loop.
+    The speed includes loading and the training step: `data_time + step_time`. The total time is measured from
+    the end of the warm-up to this hook's `after_train`, which has the lowest priority. The time on hooks is
+    all time except loading, training steps and evaluations, so it includes the loop.
 
     Args:
-        warmup_iter: iterations to leave out at the start of a training; a resumed training leaves them out
-            again.
-        ignore_warmup_time: False includes the warm-up iterations.
+        warmup_iter: the number of iterations at the start of a training, also of a resumed one, that are not
+            timed.
+        ignore_warmup_time: False times the warm-up iterations too.
 
     Raises:
         TypeError, ValueError: `warmup_iter` is not an int of at least 0, or `ignore_warmup_time` is not a
@@ -50,47 +50,50 @@ class IterationTimer(IterTimerHook):
         check_bools(ignore_warmup_time=ignore_warmup_time)
         at_least("warmup_iter", warmup_iter, 0)
         self._warmup = warmup_iter if ignore_warmup_time else 0
-        self._warmed_up = self._counted = 0
-        self._worked = self._began = self._excluded_at_start = 0.0
+        self._warmup_done = self._iterations = 0
+        self._seconds = self._start_time = self._evaluations_at_start = 0.0
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Start the clock and the warm-up."""
-        self._warmed_up = 0
+        self._warmup_done = 0
         self._start(trainer)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Record the times of this iteration as metrics, unless it belongs to the warm-up."""
-        if self._warmed_up < self._warmup:
-            self._warmed_up += 1
+        if self._warmup_done < self._warmup:
+            self._warmup_done += 1
             self._start(trainer)
             return
         super().after_train_iter(trainer, event)
         clock = trainer.clock
-        self._worked += clock.data + clock.forward + clock.backward + clock.optimizer
-        self._counted += 1
+        self._seconds += clock.data + clock.forward + clock.backward + clock.optimizer
+        self._iterations += 1
 
     @on(priority=Priority.LOWEST)
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Log the speed and the total time."""
-        total = perf_counter() - self._began
-        evaluations = trainer.clock.evaluations - self._excluded_at_start
-        if self._counted and self._worked > 0:
+        total = perf_counter() - self._start_time
+        evaluations = trainer.clock.evaluations - self._evaluations_at_start
+        hooks = max(0.0, total - evaluations - self._seconds)
+        if self._iterations and self._seconds > 0:
             log_text(
                 trainer,
                 "timing",
-                f"Overall training speed: {self._counted} iterations in {_whole(self._worked)} "
-                f"({self._worked / self._counted:.6f} s / it)",
+                f"Overall training speed: {self._iterations} iterations in {_clock_text(self._seconds)} "
+                f"({self._seconds / self._iterations:.6f} s / it)",
             )
-        hooks = f"{_whole(max(0.0, total - evaluations - self._worked))} on hooks"
-        others = f", {_whole(evaluations)} on evaluations" if evaluations else ""
-        log_text(trainer, "timing", f"Total training time: {_whole(total)} ({hooks}{others})")
+        parts = f"{_clock_text(hooks)} on hooks"
+        if evaluations:
+            parts += f", {_clock_text(evaluations)} on evaluations"
+        log_text(trainer, "timing", f"Total training time: {_clock_text(total)} ({parts})")
 
     def _start(self, trainer: Trainer) -> None:
-        self._counted, self._worked = 0, 0.0
-        self._began = self._last = perf_counter()
-        self._excluded_at_start = self._excluded = trainer.clock.evaluations
+        """Start the timing now."""
+        self._iterations, self._seconds = 0, 0.0
+        self._start_time = self._last_call = perf_counter()
+        self._evaluations_at_start = self._evaluations_at_last_call = trainer.clock.evaluations
 
 
-def _whole(seconds: float) -> str:
-    """Format seconds as `0:01:40`."""
+def _clock_text(seconds: float) -> str:
+    """Format whole seconds as `0:01:40`."""
     return str(timedelta(seconds=int(seconds)))

@@ -17,27 +17,29 @@ logger = logging.getLogger("eventloop")
 def copy_logs(work_dir: Path, target: Path, suffixes: tuple[str, ...]) -> None:
     """Copy the files of `work_dir` that end in one of `suffixes` to the same paths in `target`.
 
-    Files in subfolders are copied too, and the heartbeat is not: it is the run's present state. Files that
-    cannot be copied are skipped, and named in one warning.
+    Files in subfolders are copied too. The heartbeat file, which says that the run is alive, is not copied.
+    Files that cannot be copied are skipped, and named in one warning.
     """
-    failed: list[str] = []
-    for path in [*_logs(work_dir, target, suffixes)]:
-        place = target / path.relative_to(work_dir)
+    failures: list[str] = []
+    for path in [*_log_files(work_dir, target, suffixes)]:
+        copy = target / path.relative_to(work_dir)
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, place)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
         except OSError as error:
-            failed.append(f"{path} ({error})")
-    if failed:
-        logger.warning("log files could not be copied to %s: %s", target, ", ".join(failed))
+            failures.append(f"{path} ({error})")
+    if failures:
+        logger.warning("log files could not be copied to %s: %s", target, ", ".join(failures))
 
 
-def _logs(work_dir: Path, target: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+def _log_files(work_dir: Path, target: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
     """Yield the log files in `work_dir`, except in checkpoints, in hidden folders and in `target`."""
-    for folder, folders, names in os.walk(work_dir):
-        here = Path(folder)
-        if MANIFEST in names or here.resolve() == target.resolve():
-            folders.clear()
+    for folder, subfolders, names in os.walk(work_dir):
+        directory = Path(folder)
+        is_checkpoint = MANIFEST in names
+        if is_checkpoint or directory.resolve() == target.resolve():
+            subfolders.clear()  # os.walk then does not enter them
             continue
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (here / name for name in sorted(names) if name.endswith(suffixes) and name != HEARTBEAT)
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        logs = [name for name in sorted(names) if name.endswith(suffixes) and name != HEARTBEAT]
+        yield from (directory / name for name in logs)

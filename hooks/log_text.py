@@ -1,4 +1,4 @@
-"""Show texts of hooks to the user, such as a timer's summary at the end of a training."""
+"""Emit or log the texts of hooks, such as a timer's summary at the end of a training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("eventloop")
 
 
 def log_text(trainer: Trainer, name: str, text: str) -> None:
-    """Emit a text on rank 0 as `text_logged`, or log it on `eventloop` if no writer takes texts."""
+    """Emit a text as `text_logged`, or log it if no writer takes texts; does nothing on ranks above 0."""
     if trainer.rank != 0:
         return
     if trainer.bus.wants(TextLogged):

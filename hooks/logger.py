@@ -40,12 +40,14 @@ if TYPE_CHECKING:
 
 
 COPY_PRIORITY = 5
-"""The priority at which the copying of log files is registered. Callbacks run in reverse order: the copying
-runs after hooks of priority 10 and above have closed their files, and while PreemptionHook (0) still handles
-signals."""
+"""The priority at which `before_run` registers the copying of log files for the end of the run.
+
+Callbacks for the end run in reverse order. So files are copied after hooks with priorities above 5 have
+closed them, and while PreemptionHook (priority 0) still handles signals.
+"""
 
 REDUCE_MAX = ("data_time", "memory")
-"""Metrics whose maximum over ranks matters more than the mean: the slowest loader, the largest memory use."""
+"""The metrics that are reduced to the maximum over ranks by default: slowest loader, largest memory use."""
 
 
 class LoggerHook(TunableInterval, Hook):
@@ -54,36 +56,36 @@ class LoggerHook(TunableInterval, Hook):
         default_hooks=dict(logger=dict(interval=50))
         hooks=[LoggerHook(interval=50, out_dir="logs")]    # replaces the default logger, and copies the files
 
-    The events, `scalars_logged`, are made in the background, so the training thread waits for no value. An
-    interval in which nothing subscribes to them has no event: its values stay in `trainer.metrics`. A run
+    The events `scalars_logged` are created in the background, so the training thread never waits for a value
+    on the device. Without a subscriber no event is created, and the values stay in `trainer.metrics`. A run
     that is stopped within an interval logs its remaining metrics, with the learning rate of their last
     iteration. This rate is left out with several ranks, and if a handler after the logger requested the stop,
-    because a scheduler may have changed the rate by then.
+    because a scheduler may already have changed the rate.
 
     The first loss that is NaN or infinite is logged as a warning, and emitted as `invalid_loss`, once its
-    value is on the host. No step waits for it, so this may come an interval later.
+    value is on the host. No step waits for the value, so the warning may come an interval later.
 
     Args:
         interval: iterations between two logs, counted from the start of the epoch, as in MMEngine.
-        ignore_last: log the metrics at the end of an epoch with the next interval; False logs them at once.
-            The last metrics of the run are logged at its end in either case.
+        ignore_last: True logs the metrics of an epoch's last, incomplete interval in the next epoch; False
+            logs them at the end of the epoch. Metrics that are left at the end of the run are always logged.
         out_dir: a directory to which log files are copied, into a folder with the name of `work_dir`: the
-            files in `work_dir` and its folders that end in one of `out_suffix`. They are copied after a run
-            that ended without an error has delivered every event. Files of checkpoints are not copied.
+            files in `work_dir` and its subfolders that end in one of `out_suffix`. They are copied after a
+            run that ended without an error has delivered every event. Files of checkpoints are not copied.
         out_suffix: endings of the files to copy.
         custom_cfg: statistics of training metrics other than the mean of the interval, in MMEngine's form:
-            `[dict(data_src="loss", method_name="mean", window_size=100, log_name="loss_smooth")]`. Methods
-            are mean, min, max and current. With an int as window, median and any function of the values are
-            possible too. Windows are an int, "epoch" or "global", the default. Without `log_name` the
-            statistic replaces the mean. The values are saved in checkpoints, and a resumed run goes on with
-            them.
-        reduce: log a training's metrics as means over all ranks, iteration by iteration. All ranks must use
-            it, and log in the same iterations. In an interval in which the ranks recorded different names,
-            each rank logs its own values, and warns once. The ranks communicate in the background, and
+            `[dict(data_src="loss", method_name="mean", window_size=100, log_name="loss_smooth")]`. The method
+            is "mean", "min", "max" or "current"; with an int as window also "median", or any function of the
+            values. The window is a number of values, "epoch", or "global" (the default). Without `log_name`
+            the statistic replaces the mean. The values of the windows are saved in checkpoints.
+        reduce: log the metrics of each training iteration as means over all ranks. All ranks must set it, and
+            log in the same iterations. In an interval in which the ranks recorded different names, each rank
+            logs its own values, and warns once. The ranks communicate in the background, and
             `trainer.metrics` of each rank keeps its own values. If a rank does not answer for 30 s, or for
             half of the bus's `patience` at the end of a run, the others log their own values.
         reduce_max: metrics whose maximum over the ranks is logged, as names or groups ("memory" for
-            "memory/..."). With the maximum of `data_time`, `time` is no longer the sum of its parts.
+            "memory/..."). `time` is the sum of its three parts only if their means are logged, so not with
+            the maximum of `data_time`.
 
     Raises:
         TypeError, ValueError: `interval` is not a positive int; `custom_cfg` has an unknown method, window or
@@ -115,13 +117,14 @@ class LoggerHook(TunableInterval, Hook):
         if out_dir is not None:
             check_path("out_dir", out_dir)
         self._out_dir = None if out_dir is None else Path(out_dir).absolute()
-        self._ended_well = False
-        self._announced: Loss | None = None
-        self._unheard = 0  # metrics of iterations before this one belong to intervals that nothing has heard
+        self._ended_without_error = False
+        self._emitted_loss: Loss | None = None  # the invalid loss for which `invalid_loss` was emitted last
+        self._first_to_log = 0
+        """The first iteration whose metrics are logged; earlier ones were recorded without a subscriber."""
         self._out_suffix = (out_suffix,) if isinstance(out_suffix, str) else tuple(out_suffix)
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a second logger, because the first to log would take the other's values.
+        """Refuse a second logger, because the metrics of an interval can be collected only once.
 
         Raises:
             ValueError: the trainer has another LoggerHook, or `custom_cfg` has a window of an epoch in a run
@@ -139,17 +142,16 @@ class LoggerHook(TunableInterval, Hook):
 
     @on(priority=COPY_PRIORITY)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Start the background loop, and reset the state of the last run.
+        """Reset the state of the last run, and start the background thread before the first iteration.
 
-        Otherwise the first log would start the background loop in the middle of an iteration. The callback
-        `metrics.post_pending` posts metrics when too many have accumulated within an interval or a
-        validation, and at the very end of the run.
+        The callback `metrics.post_pending` posts metrics when too many have accumulated within an interval or
+        a validation, and at the very end of the run.
         """
-        self._ended_well = False
-        trainer.metrics.crowded = False  # may be set by a stop that came after the logger's turn
+        self._ended_without_error = False
+        trainer.metrics.crowded = False  # a stop of the last run may have set it after the last log
         if self._out_dir is not None and trainer.rank == 0:
             trainer.during_run.push(partial(self._copy_logs, trainer, self._out_dir))
-        self._unheard = 0
+        self._first_to_log = 0
         if self._has_subscribers(trainer):
             trainer.bus.warm_up()
         if self._reducer is not None:
@@ -157,26 +159,27 @@ class LoggerHook(TunableInterval, Hook):
         trainer.metrics.post_pending = lambda: self._post(trainer)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Log at the interval, in the last iteration, and at the end of an epoch shorter than an interval."""
-        done = (event.iter if event.max_epochs is None else event.batch_idx) + 1
-        if (
-            done % self._interval == 0
-            or trainer.metrics.crowded
-            or event.iter + 1 == event.max_iters
-            or (
-                trainer.position.batches + trainer.counting.batches == trainer.position.length
-                and self._is_tail(event.batch_idx, event.max_epochs)
-            )
-        ):
+        """Log at the interval, in the run's last iteration, and at the end of an epoch if that is due."""
+        if trainer.metrics.crowded or event.iter + 1 == event.max_iters or self._is_due(trainer, event):
             self._log(trainer)
-        if trainer.metrics.losses.lost is not self._announced:
-            self._announce_lost_loss(trainer)
+        if trainer.metrics.losses.lost is not self._emitted_loss:
+            self._emit_invalid_loss(trainer)
+
+    def _is_due(self, trainer: Trainer, event: AfterTrainIter) -> bool:
+        """Return whether an interval ends with this iteration, or an epoch whose metrics are logged now."""
+        iterations = (event.iter if event.max_epochs is None else event.batch_idx) + 1
+        if iterations % self._interval == 0:
+            return True
+        ends_epoch = trainer.position.batches + trainer.counting.batches == trainer.position.length
+        return ends_epoch and self._logs_at_epoch_end(event.batch_idx, event.max_epochs)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Log the metrics that are left of an epoch whose loader has no length: its end is known only now."""
-        done = trainer.counting.iterations(trainer.position.batches)
-        if trainer.position.length is None and done and self._is_tail(done - 1, event.max_epochs):
-            self._log_rest(trainer)
+        """Log the remaining metrics of an epoch if its loader has no length, so its end was not foreseen."""
+        iterations = trainer.counting.iterations(trainer.position.batches)
+        if trainer.position.length is not None or not iterations:
+            return
+        if self._logs_at_epoch_end(iterations - 1, event.max_epochs):
+            self._log_remaining(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Log the remaining metrics when training ended before its last iteration."""
@@ -184,26 +187,26 @@ class LoggerHook(TunableInterval, Hook):
         if reducer is not None and event.reason == ERROR:
             reducer.stop()
         if reducer is not None and reducer.reduces:
-            self._post(trainer, LAST)  # posted even if empty, so that all ranks post
+            self._post(trainer, LAST)  # even without metrics, because the other ranks wait for this post
         else:
-            self._log_rest(trainer)
+            self._log_remaining(trainer)
 
     @on(priority=Priority.LOWEST)
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Log the metrics that were recorded since the last log, such as those of hooks at the run's end.
+        """Log the metrics since the last log, such as those that hooks record at the end of the run.
 
         Metrics that are recorded after this call are posted at the end of the run, by `metrics.post_pending`.
         """
-        if trainer.bus.wants(InvalidLoss):  # the background, which reads the rest too, may be later
+        if trainer.bus.wants(InvalidLoss):  # the background may check the last losses too late for an event
             trainer.metrics.check_losses()
-        if trainer.metrics.losses.lost is not self._announced:
-            self._announce_lost_loss(trainer)
-        self._log_rest(trainer)
+        if trainer.metrics.losses.lost is not self._emitted_loss:
+            self._emit_invalid_loss(trainer)
+        self._log_remaining(trainer)
         if self._reducer is not None and event.reason == ERROR:
             self._reducer.stop()
         elif self._reducer is not None:
             self._reducer.limit_wait(trainer.bus.patience / 2)
-        self._ended_well = event.reason != ERROR
+        self._ended_without_error = event.reason != ERROR
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
         """Log the metrics of a validation."""
@@ -214,7 +217,7 @@ class LoggerHook(TunableInterval, Hook):
         self._log_metrics(trainer, "test", event.metrics)
 
     def checkpoint_evaluated(self, trainer: Trainer, event: CheckpointEvaluated) -> None:
-        """Log the metrics of a checkpoint under "val", at its step and with its counters."""
+        """Log the metrics of an evaluated checkpoint under "val", at the step of the checkpoint."""
         if event.metrics and trainer.bus.wants(ScalarsLogged):
             logged = ScalarsLogged(
                 mode="val",
@@ -229,21 +232,21 @@ class LoggerHook(TunableInterval, Hook):
 
     @property
     def stateful(self) -> bool:
-        """True with `custom_cfg`, whose statistics need values logged earlier."""
+        """True with `custom_cfg`, whose windows a resumed run continues, or if a subclass has a state."""
         return self._statistics is not None or type(self).state_dict is not LoggerHook.state_dict
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values that the statistics of `custom_cfg` have so far.
+        """Return the values in the windows of `custom_cfg`.
 
         The method waits for values that are still on the device, and with `reduce` for the other ranks.
-        Metrics recorded since the last log count with this rank's own values.
+        Metrics since the last log are included, with this rank's own values.
         """
         if self._statistics is None:
             return {}
         return self._statistics.state_dict([] if self._metrics is None else self._metrics.read_pending())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load saved values of the `custom_cfg` statistics; a statistic without saved values starts empty.
+        """Load the windows of `custom_cfg`; a statistic without saved values starts with an empty window.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.
@@ -254,24 +257,30 @@ class LoggerHook(TunableInterval, Hook):
     def _copy_logs(
         self, trainer: Trainer, out_dir: Path, kind: type[BaseException] | None, *error: object
     ) -> None:
+        """Copy the log files at the end of a run, unless it or the delivery of its events has failed.
+
+        Args:
+            kind: the class of the exception that ends the run; GeneratorExit if a hand-written loop ends.
+            error: the exception and its traceback.
+        """
         delivered = kind in (None, GeneratorExit) and trainer.failure is None
-        if delivered and self._ended_well:
+        if delivered and self._ended_without_error:
             copy_logs(trainer.work_dir, out_dir / trainer.work_dir.name, self._out_suffix)
 
-    def _is_tail(self, last: int, max_epochs: int | None) -> bool:
-        """Return whether the metrics that are left at the end of an epoch are logged at once.
+    def _logs_at_epoch_end(self, last_index: int, max_epochs: int | None) -> bool:
+        """Return whether the metrics of an incomplete interval are logged at the end of their epoch.
 
         Otherwise they are logged with the next interval.
 
         Args:
-            last: the index of the last iteration of the epoch.
+            last_index: the index of the last iteration of the epoch.
             max_epochs: None for a run that is measured in iterations.
         """
-        return max_epochs is not None and (not self._ignore_last or last < self._interval)
+        return max_epochs is not None and (not self._ignore_last or last_index < self._interval)
 
-    def _announce_lost_loss(self, trainer: Trainer) -> None:
-        """Emit `invalid_loss` with the counters of its iteration; the log has its line already."""
-        self._announced = lost = trainer.metrics.losses.lost
+    def _emit_invalid_loss(self, trainer: Trainer) -> None:
+        """Emit `invalid_loss` with the counters of its iteration; `losses` has logged the warning."""
+        self._emitted_loss = lost = trainer.metrics.losses.lost
         if lost is not None and trainer.bus.wants(InvalidLoss):
             event = InvalidLoss(
                 iter=lost.iteration,
@@ -283,28 +292,35 @@ class LoggerHook(TunableInterval, Hook):
             trainer.bus.emit(event, trainer)
 
     def _log(self, trainer: Trainer) -> None:
+        """Record the learning rates, and post the metrics of the interval if they have a subscriber."""
         for name, rate in _rates(trainer).items():
             trainer.metrics.put_scalar(name, rate, smoothing_hint=False)
         if self._has_subscribers(trainer) or trainer.metrics.crowded:
             self._post(trainer, trainer.iter)
         else:
-            self._unheard = trainer.iter + 1
+            self._first_to_log = trainer.iter + 1
 
     def _has_subscribers(self, trainer: Trainer) -> bool:
-        """Return whether the metrics of an interval have a use now, beyond their histories."""
+        """Return whether a writer, `custom_cfg`, `reduce` or a follower uses the metrics of an interval."""
         metrics = trainer.metrics
         collects = self._reducer is not None or self._statistics is not None or metrics.pending_media
         return bool(collects or metrics.followers) or trainer.bus.wants(ScalarsLogged)
 
-    def _log_rest(self, trainer: Trainer) -> None:
+    def _log_remaining(self, trainer: Trainer) -> None:
+        """Post the metrics since the last log, if there are any."""
         if trainer.metrics.pending or trainer.metrics.pending_media:
             self._post(trainer)
 
     def _post(self, trainer: Trainer, iteration: int | None = None) -> None:
-        """Post the metrics since the last log to the background, reduced over ranks if all ranks log now."""
+        """Post the metrics since the last log to the background thread, which emits them.
+
+        Args:
+            iteration: the iteration in which all ranks log, if the values are to be reduced over them.
+        """
         metrics, place = trainer.metrics, trainer.place
-        packet: Packet | Reduced = (collected := metrics.collect(place, since=self._unheard))
-        self._unheard = 0
+        collected = metrics.collect(place, since=self._first_to_log)
+        packet: Packet | Reduced = collected
+        self._first_to_log = 0
         if self._reducer is not None and iteration is not None:
             packet = self._reducer.reduce(collected, iteration)
         trainer.bus.post(packet if self._statistics is None else self._statistics.wrap(packet), ScalarsLogged)
@@ -318,17 +334,18 @@ class LoggerHook(TunableInterval, Hook):
 
 
 def _rates(trainer: Trainer) -> dict[str, Any]:
-    """Return the learning rates by name; empty if the train step or another hook records them.
+    """Return the iteration's learning rates by name; {} if the train step or another hook records them.
 
-    The logger runs before the schedulers (70), so these are the rates that the iteration was trained with;
-    those of another engine run before it, and its bridge notes the rates.
+    The logger runs before the schedulers (priority 70), so the optimizer still has the rates of this
+    iteration. The schedulers of another engine run before the logger, and its bridge stores the rates in
+    `trainer.step_rates`.
     """
-    returned = isinstance(trainer.outputs, Mapping) and "lr" in trainer.outputs
-    if returned or any(getattr(hook, "puts_lr", False) for hook in trainer.hooks):
+    step_returns_lr = isinstance(trainer.outputs, Mapping) and "lr" in trainer.outputs
+    hook_records_lr = any(getattr(hook, "puts_lr", False) for hook in trainer.hooks)
+    if step_returns_lr or hook_records_lr:
         return {}
-    rates = {
-        name: optimizer.param_groups[0]["lr"] for name, optimizer in named_values("lr", trainer.optimizer)
-    }
+    optimizers = named_values("lr", trainer.optimizer)
+    rates = {name: optimizer.param_groups[0]["lr"] for name, optimizer in optimizers}
     return {**rates, **trainer.step_rates}
 
 

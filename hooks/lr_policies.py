@@ -2,10 +2,10 @@
 
     hooks=[CosineAnnealingLrUpdaterHook(min_lr_ratio=1e-3, warmup="linear", warmup_iters=500)]
 
-The fields of a class are its arguments; a policy that the momentum has too is in `eventloop.optim.policies`.
-In a formula p is the epoch, or the iteration with `by_epoch=False`, and P is the number of epochs or
-iterations in the run. The last one trains with p = P - 1, as with PyTorch's schedulers. After a completed run
-the rate is that of p = P, the exact end of the schedule.
+The fields of a class are its arguments. The formulas that momentum policies use too are in
+`eventloop.optim.policies`. In a formula p is the number of completed epochs, or of completed iterations with
+`by_epoch=False`, and P is their number in the run. So the last epoch trains with p = P - 1, as with PyTorch's
+schedulers, and after a completed run the rate is that of p = P.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class StepLrUpdaterHook(policies.Step, LrUpdaterHook):
 
         hooks=[StepLrUpdaterHook(step=[16, 22], gamma=0.1)]
 
-    With `by_epoch=False` the steps are iterations.
+    With `by_epoch=False`, `step` counts iterations.
 
     Raises:
-        TypeError, ValueError: `step` is not a positive int or a rising list of them, `gamma` is not above 0,
-            or `min_lr` is below 0.
+        TypeError, ValueError: `step` is neither a positive int nor an ascending list of positive ints,
+            `gamma` is not above 0, or `min_lr` is below 0.
     """
 
     min_lr: float | None = None
@@ -94,7 +94,7 @@ class InvLrUpdaterHook(LrUpdaterHook):
 
 @dataclass(eq=False, repr=False)
 class PolyLrUpdaterHook(LrUpdaterHook):
-    """Lower the learning rate to `min_lr` as (1 - p / P)^power, where p / P is the progress of the run.
+    """Lower the learning rate to `min_lr` as (1 - p / P)^power, where p / P is the run's completed fraction.
 
         hooks=[PolyLrUpdaterHook(power=0.9, min_lr=1e-4, by_epoch=False)]
 
@@ -108,9 +108,9 @@ class PolyLrUpdaterHook(LrUpdaterHook):
     min_lr: float = 0.0
 
     def formula(self) -> Formula:
-        """Return min_lr + (base - min_lr) (1 - p / P)^power."""
-        power, low = number("power", self.power, above=0), self._lowest()
-        return lambda base, p, total: low + (base - low) * (1 - p / total) ** power
+        """Return the formula min_lr + (base - min_lr) (1 - p / P)^power."""
+        power, lowest = number("power", self.power, above=0), self._lowest()
+        return lambda base, p, total: lowest + (base - lowest) * (1 - p / total) ** power
 
 
 @dataclass(eq=False, repr=False)
@@ -160,8 +160,8 @@ class FlatCosineAnnealingLrUpdaterHook(LrUpdaterHook):
         min_lr, min_lr_ratio: see `CosineAnnealingLrUpdaterHook`.
 
     Raises:
-        TypeError, ValueError: `start_percent` is not such a float, both minima or neither are given, or one
-            is below 0.
+        TypeError, ValueError: `start_percent` is not a float in [0, 1), both minima or neither are given, or
+            one is below 0.
     """
 
     reaches_end = True
@@ -172,16 +172,17 @@ class FlatCosineAnnealingLrUpdaterHook(LrUpdaterHook):
 
     def formula(self) -> Formula:
         """Return the formula: base until s = round(start_percent P), then half a cosine from s to P."""
-        flat, low = self.start_percent, self._lowest_or_ratio()
-        if not isinstance(flat, float):
-            raise TypeError(f"start_percent must be a float in [0, 1), got {flat!r}")
-        number("start_percent", flat, least=0, below=1)
+        start_percent, lowest = self.start_percent, self._lowest_or_ratio()
+        if not isinstance(start_percent, float):
+            raise TypeError(f"start_percent must be a float in [0, 1), got {start_percent!r}")
+        number("start_percent", start_percent, least=0, below=1)
 
         def value(base: float, p: int, total: int) -> float:
-            start = round(total * flat)
+            start = round(total * start_percent)
             if p < start:
                 return base
-            return annealing_cos(base, low(base), (p - start) / (total - start) if total > start else 1.0)
+            done = (p - start) / (total - start) if total > start else 1.0
+            return annealing_cos(base, lowest(base), done)
 
         return value
 
@@ -194,12 +195,13 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
 
     Args:
         periods: the length of each period in epochs, or in iterations with `by_epoch=False`.
-        restart_weights: the factor of the initial rate at the start of each period; as many as periods.
+        restart_weights: for each period a weight; it starts at min + weight (initial rate - min).
         min_lr, min_lr_ratio: see `CosineAnnealingLrUpdaterHook`.
 
     Raises:
-        TypeError, ValueError: a period is not a positive int, the number of weights differs, both minima or
-            neither are given; or, when the trainer is built, the periods are shorter than the run.
+        TypeError, ValueError: a period is not a positive int, there are more or fewer weights than periods,
+            both minima or neither are given; or, when the trainer is built, the periods are together shorter
+            than the run.
     """
 
     reaches_end = True
@@ -211,7 +213,7 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
 
     def formula(self) -> Formula:
         """Return the formula min + weight (base - min) (1 + cos(pi q)) / 2; q is 0 to 1 in each period."""
-        periods, weights, low = self.periods, self.restart_weights, self._lowest_or_ratio()
+        periods, weights, lowest = self.periods, self.restart_weights, self._lowest_or_ratio()
         if not isinstance(periods, list | tuple) or not periods:
             raise TypeError(f"periods must be a list of ints, got {periods!r}")
         for period in periods:
@@ -227,30 +229,30 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
                 raise ValueError(f"periods are {ends[-1]} together, and the run has {total}: add periods")
             index = min(bisect_right(ends, p), len(ends) - 1)
             done = 1 - (ends[index] - p) / periods[index]
-            return annealing_cos(base, low(base), done, weights[index])
+            return annealing_cos(base, lowest(base), done, weights[index])
 
         return value
 
 
 @dataclass(eq=False, repr=False)
 class CyclicLrUpdaterHook(policies.Cyclic, LrUpdaterHook):
-    """Raise the learning rate to a peak and lower it to an end value in each of several cycles.
+    """Raise the learning rate to a peak, and lower it to an end value, in each of several cycles.
 
         hooks=[CyclicLrUpdaterHook(target_ratio=(10.0, 1e-4), cyclic_times=3)]
 
     Args:
-        target_ratio: the peak and the end value as factors of the initial rate; one number is the peak, and
-            the end is then peak / 1e5.
-        cyclic_times: number of cycles, of equally many iterations, in the run; iterations after the last
-            cycle keep its end value.
-        step_ratio_up: the part of a cycle in which the rate rises, in [0, 1).
+        target_ratio: the peak and the end value as factors of the initial rate; a single number is the peak,
+            and the end value is then peak / 1e5.
+        cyclic_times: the number of cycles in the run, which have equally many iterations; iterations after
+            the last cycle keep its end value.
+        step_ratio_up: the fraction of a cycle in which the rate rises, in [0, 1).
         anneal_strategy: "cos" or "linear".
         gamma: in (0, 1], the factor by which the peak's distance to the initial rate shrinks from cycle to
             cycle.
 
     Raises:
-        TypeError, ValueError: an argument is not as above, `by_epoch` is True; or, when the trainer is built,
-            there are more cycles than iterations.
+        TypeError, ValueError: an argument is of the wrong type or out of range, `by_epoch` is True; or, when
+            the trainer is built, there are more cycles than iterations.
     """
 
 
@@ -260,21 +262,22 @@ class OneCycleLrUpdaterHook(LrUpdaterHook):
 
         hooks=[OneCycleLrUpdaterHook(max_lr=0.1)]
 
-    The rate begins at `max_lr / div_factor` and ends at `max_lr / div_factor / final_div_factor`. The rates
-    are those of PyTorch's OneCycleLR, whose momentum `OneCycleMomentumUpdaterHook` sets.
+    The rate begins at `max_lr / div_factor` and ends at `max_lr / div_factor / final_div_factor`, as with
+    PyTorch's OneCycleLR. `OneCycleMomentumUpdaterHook` sets the momentum of that scheduler.
 
     Args:
         max_lr: one number or one per param group; with several optimizers also a dict of such values by the
             optimizers' names.
-        total_steps: iterations of the cycle, at least as many as the run has; by default as many.
-        pct_start: the part of the cycle in which the rate rises, a float in [0, 1].
+        total_steps: the number of iterations in the cycle; by default, and at least, the run's number.
+        pct_start: the fraction of the cycle in which the rate rises, a float in [0, 1].
         anneal_strategy: "cos" or "linear".
-        div_factor, final_div_factor: above 0.
+        div_factor, final_div_factor: numbers above 0, see above.
         three_phase: True lowers the rate to its start value first, and then to the end value.
 
     Raises:
-        TypeError, ValueError: an argument is not as above, `by_epoch` is True; or, when the trainer is built,
-            the number of rates differs from that of the groups, or `total_steps` is shorter than the run.
+        TypeError, ValueError: an argument is of the wrong type or out of range, `by_epoch` is True; or, when
+            the trainer is built, the number of rates differs from that of the groups, or `total_steps` is
+            shorter than the run.
     """
 
     reaches_end = True
@@ -290,18 +293,17 @@ class OneCycleLrUpdaterHook(LrUpdaterHook):
     by_epoch: bool = field(default=False, kw_only=True)
 
     def formula(self) -> Formula:
-        """Return the formula of the cycle, in which base is `max_lr / div_factor`.
+        """Return the formula: from base up to base * div_factor, then down to base / final_div_factor.
 
-        It goes from base up to base times div_factor, which is `max_lr`, and down to base /
-        final_div_factor.
+        base is `max_lr / div_factor`, which `_set_initial_values` stores in the param groups.
         """
         if self.total_steps is not None:
             positive("total_steps", self.total_steps)
         policies.check_given("max_lr", self.max_lr)
-        up = number("div_factor", self.div_factor, above=0)
-        down = number("final_div_factor", self.final_div_factor, above=0)
+        div_factor = number("div_factor", self.div_factor, above=0)
+        final_div_factor = number("final_div_factor", self.final_div_factor, above=0)
         cycle = policies.one_cycle(self.pct_start, self.anneal_strategy, three_phase=self.three_phase)
-        return lambda base, p, total: cycle(base, base * up, base / down, p, total)
+        return lambda base, p, total: cycle(base, base * div_factor, base / final_div_factor, p, total)
 
     def max_progress(self, trainer: Trainer) -> int:
         """Return the number of iterations in the cycle.

@@ -14,7 +14,8 @@ from eventloop.optim.param_groups import Group
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
 
-BEFORE_THE_LOGGER = 59
+BEFORE_LOGGER = 59
+"""A priority just before `LoggerHook`'s, which is 60."""
 
 
 class LRScheduler(ParamSchedulerHook):
@@ -22,11 +23,11 @@ class LRScheduler(ParamSchedulerHook):
 
         hooks=[LRScheduler(scheduler=MultiStepLR(optimizer, [600, 900]))]
 
-    This hook replaces the default `param_scheduler` hook. It records the rate that the iteration was trained
-    with, in the param group with the most parameters. If every group has one parameter, it takes the first
-    group with the most common initial rate. With several optimizers the metrics are `lr/<name>`. They have no
-    smoothing hint, so each iteration is logged as a record with its own rate, not as a mean. The default hook
-    records no rate, and the logger then logs the rate at its interval.
+    This hook replaces the default `param_scheduler` hook. It records the rate with which the iteration was
+    trained, of the param group with the most parameters. If every group has one parameter, it takes the first
+    group with the most common initial rate. With several optimizers the metrics are `lr/<name>`. The rate of
+    each iteration is logged, not a mean over the interval. With the default hook the logger logs only the
+    rate of the last iteration of each interval.
 
     Args:
         optimizer: the optimizer whose rate is recorded; by default the trainer's.
@@ -37,28 +38,28 @@ class LRScheduler(ParamSchedulerHook):
         TypeError, ValueError: see `ParamSchedulerHook`; raised when the trainer is built.
     """
 
-    puts_lr = True
+    puts_lr = True  # so LoggerHook does not record the rate
 
     def __init__(
         self, optimizer: Any = None, scheduler: Any = None, by_epoch: bool = False, monitor: str = "loss"
     ) -> None:
         super().__init__(by_epoch, monitor)
         self._optimizer, self._scheduler = optimizer, scheduler
-        self._shown: list[tuple[str, Group]] = []
+        self._groups: list[tuple[str, Group]] = []  # each with the name of its metric
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe so that the rate is recorded before the logger runs, and schedulers step after it."""
+        """Subscribe the recording of the rate before the logger, and the step of the schedulers after it."""
         super().attach(bus)
         bus.subscribe(
             self._put_lr,
             AfterTrainIter,
-            priority=BEFORE_THE_LOGGER,
+            priority=BEFORE_LOGGER,
             name=f"{type(self).__name__}.put_lr",
             budget_us=self.budget_us,
         )
 
     def check(self, trainer: Trainer) -> None:
-        """Add the scheduler to the trainer's, and refuse schedulers that would never be stepped.
+        """Add the scheduler to the trainer's schedulers, and refuse schedulers that would never be stepped.
 
         Raises:
             TypeError, ValueError: see `ParamSchedulerHook.check`, or there is no optimizer.
@@ -72,30 +73,30 @@ class LRScheduler(ParamSchedulerHook):
         super().check(trainer)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Choose the param groups whose rates are recorded, after a checkpoint may have replaced them."""
+        """Choose the param groups whose rates are recorded; a resume may have replaced the groups."""
         super().before_train(trainer, event)
         given = self._optimizer if self._optimizer is not None else trainer.optimizer
-        self._shown = [
-            (name, representative_group(each.param_groups)) for name, each in named_values("lr", given)
-        ]
+        optimizers = named_values("lr", given)
+        self._groups = [(name, representative_group(each.param_groups)) for name, each in optimizers]
 
     def _optimizers(self, trainer: Trainer) -> list[Any]:
         return [*super()._optimizers(trainer), *each_optimizer(self._optimizer)]
 
     def _put_lr(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        for name, group in self._shown:
-            trainer.metrics.put_scalar(name, group["lr"], False)  # a keyword would add a tenth to the cost
+        for name, group in self._groups:
+            # smoothing_hint=False; as a keyword it would make the call a tenth slower
+            trainer.metrics.put_scalar(name, group["lr"], False)
 
 
 def representative_group(groups: list[Group]) -> Group:
-    """Return the param group whose rate stands for all, by the heuristic of detectron2 and Pet.
+    """Return the param group whose rate is recorded for the optimizer, as in detectron2 and Pet.
 
-    It is the first group with the most parameters. If every group has one parameter, it is the first with the
-    most common initial rate.
+    It is the first group with the most parameters. If every group has one parameter, it is the first group
+    with the most common initial rate.
     """
     largest = max(groups, key=lambda group: len(group["params"]))
     if len(largest["params"]) > 1:
         return largest
     rates = [float(group["initial_lr" if "initial_lr" in group else "lr"]) for group in groups]
-    common = Counter(rates).most_common(1)[0][0]
-    return groups[rates.index(common)]
+    most_common = Counter(rates).most_common(1)[0][0]
+    return groups[rates.index(most_common)]

@@ -1,4 +1,4 @@
-"""Define the base classes of mmcv's policies, which compute a value from the counters of the run."""
+"""Define the base classes of mmcv's policies, which set learning rate or momentum from the run's counters."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ WARMUPS = ("constant", "linear", "exp")
 
 @dataclass(init=False, eq=False, repr=False, kw_only=True)
 class ParamUpdaterHook(Policy, Hook):
-    """Set one value of every param group from its initial value and the counters of the run.
+    """Set the rate or momentum of every param group from its initial value and the counters of the run.
 
     This is the base class of `LrUpdaterHook` and `MomentumUpdaterHook`. The dataclass fields of a subclass
     are its arguments.
     """
 
     getter: ClassVar[str] = "get_lr"
-    """The method with which a subclass computes the value."""
+    """The name of the method with which a subclass computes the value."""
 
     by_epoch: bool = True
     warmup: str | None = None
@@ -46,7 +46,7 @@ class ParamUpdaterHook(Policy, Hook):
     warmup_ratio: float = 0.1
     warmup_by_epoch: bool = False
 
-    # the constructor of a subclass that is no dataclass, in which these arguments may be given by position
+    # for a subclass that is no dataclass: a generated constructor would take the arguments by keyword only
     def __init__(
         self,
         by_epoch: bool = True,
@@ -60,7 +60,7 @@ class ParamUpdaterHook(Policy, Hook):
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """Check the arguments, and make the formula; refuse a class with neither a formula nor the getter."""
+        """Check the arguments, and store the formula; refuse a class with neither formula nor getter."""
         check_bools(by_epoch=self.by_epoch, warmup_by_epoch=self.warmup_by_epoch)
         if self.counts_iterations and self.by_epoch:
             raise ValueError(f"{type(self).__name__} counts iterations, got by_epoch=True: leave it out")
@@ -73,22 +73,33 @@ class ParamUpdaterHook(Policy, Hook):
         self._values_when_built: list[float] = []
         self._has_run = False
         self._formula = self.formula()
-        # the getter of a direct subclass returns the formula's value, so it needs a formula
-        owner = next(cls for cls in type(self).__mro__ if self.getter in vars(cls) or cls is Hook)
-        if self._formula is None and ParamUpdaterHook in owner.__bases__:
+        if self._formula is None and not self._overrides_getter():
             raise TypeError(
                 f"{type(self).__name__} has no {self.getter}(trainer, base_{self.param_name}): define it, or "
                 "use a subclass that does"
             )
 
+    def _overrides_getter(self) -> bool:
+        """Return whether the class has a getter other than LrUpdaterHook's, which calls the formula."""
+        classes = type(self).__mro__
+        owner = next(cls for cls in classes if self.getter in vars(cls) or cls is Hook)
+        return ParamUpdaterHook not in owner.__bases__
+
     def settings(self) -> dict[str, Any]:
-        """Return the arguments of the policy: all its public attributes, those of your subclass included."""
+        """Return the arguments of the policy: all public attributes that `Hook` does not have."""
         return {
-            name: value for name, value in vars(self).items() if name[0] != "_" and not hasattr(Hook, name)
+            name: value
+            for name, value in vars(self).items()
+            if not name.startswith("_") and not hasattr(Hook, name)
         }
 
     def check(self, trainer: Trainer) -> None:
-        """Store the param groups' initial values, and refuse a trainer that the hook cannot serve."""
+        """Store the param groups' initial values, and refuse a trainer with which the hook cannot work.
+
+        Raises:
+            ValueError: there is no optimizer, the hook counts epochs and the run does not, or another hook or
+                scheduler sets the same value.
+        """
         name = type(self).__name__
         if trainer.optimizer is None:
             raise ValueError(
@@ -106,19 +117,19 @@ class ParamUpdaterHook(Policy, Hook):
         self._initial_values = [initial_value(group, self.param_name) for group in groups]
         self._values_when_built = [float(read_value(group, self.param_name)) for group in groups]
         if trainer.train_loader is not None:
-            self._warmup_length(trainer)
+            self._warmup_length(trainer)  # raises if the warm-up counts epochs of unknown length
             if self.reaches_end and self._formula is not None:
-                self._formula(1.0, 0, self.max_progress(trainer))  # refuses a run that it does not fit
+                self._formula(1.0, 0, self.max_progress(trainer))  # raises if the run has the wrong length
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Update the initial values if the param groups were edited since the trainer was built, as in mmcv.
 
-        Groups loaded from a checkpoint without initial values get those that the optimizer was built with.
+        If a checkpoint was loaded whose groups have no initial values, set the values of the built optimizer.
         """
         groups = groups_of(trainer.optimizer)
         if trainer.iter == 0 and not self._has_run:
-            for group, seen in zip(groups, self._values_when_built, strict=False):
-                if (value := read_value(group, self.param_name)) != seen:
+            for group, value_when_built in zip(groups, self._values_when_built, strict=False):
+                if (value := read_value(group, self.param_name)) != value_when_built:
                     group[self._initial_name] = float(value)
         self._has_run = True
         for group, value in zip(groups, self._initial_values, strict=False):
@@ -131,11 +142,13 @@ class ParamUpdaterHook(Policy, Hook):
 
     def before_train_iter(self, trainer: Trainer, event: BeforeTrainIter) -> None:
         """Set the value for this iteration, if the policy counts iterations or is in its warm-up."""
-        if not self.by_epoch or (self.warmup is not None and trainer.iter <= self._warmup_length(trainer)):
+        # in the iteration after the warm-up, too: it sets the value without a factor
+        warms_up = self.warmup is not None and trainer.iter <= self._warmup_length(trainer)
+        if not self.by_epoch or warms_up:
             self._set(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Set the final value if the policy has an end, as the last step of PyTorch's schedulers does."""
+        """Set the value after the last epoch or iteration, if the policy depends on the run's length."""
         if self.reaches_end and event.reason == COMPLETED:
             self._set(trainer)
 
@@ -150,7 +163,7 @@ class ParamUpdaterHook(Policy, Hook):
         return min(self.progress(trainer) / self.max_progress(trainer), 1.0)
 
     def from_formula(self, trainer: Trainer, base: float) -> float:
-        """Return the formula's value for a group whose initial value is `base`."""
+        """Return the formula's current value for a group whose initial value is `base`."""
         assert self._formula is not None
         progress, total = self.progress(trainer), 0
         if self.reaches_end:
@@ -182,28 +195,29 @@ class ParamUpdaterHook(Policy, Hook):
         return value * factor
 
     def _set_initial_values(self, trainer: Trainer) -> None:
-        """Set the param groups' initial values, if the policy does not start from the optimizer's."""
+        """Set the param groups' initial values, in policies that do not start from the optimizer's values."""
 
     # --- inside --------------------------------------------------------------------------------------------
 
     def _set(self, trainer: Trainer) -> None:
-        # may run in every iteration, so for plain floats, the usual case, it calls no helper
+        """Set the current value in every param group."""
+        # runs in every iteration of some policies, so plain floats, the usual case, are set without a call
         name, initial = self.param_name, self._initial_name
-        factor = None if self.warmup is None else self._factor_now(trainer)
+        warmup_factor = None if self.warmup is None else self._warmup_factor(trainer)
         for group in groups_of(trainer.optimizer):
             if type(group.get(initial)) is not float:  # a group that was added during the run
                 initial_value(group, name)
             value = self._value_without_warmup(trainer, group)
-            if factor is not None:
-                value = self._apply_warmup(value, factor)
-            if FACTORS in group:  # of a command
+            if warmup_factor is not None:
+                value = self._apply_warmup(value, warmup_factor)
+            if FACTORS in group:  # set by a command such as `eventloop tell RUN set "lr*=0.5"`
                 value = multiplied(group, name, value)
             if type(group.get(name)) is float:
                 group[name] = value
             else:
                 write_value(group, name, value)
 
-    def _factor_now(self, trainer: Trainer) -> float | None:
+    def _warmup_factor(self, trainer: Trainer) -> float | None:
         """Return the current factor of the warm-up, or None after the warm-up."""
         length, ratio = self._warmup_length(trainer), self.warmup_ratio
         if trainer.iter >= length:
@@ -211,10 +225,12 @@ class ParamUpdaterHook(Policy, Hook):
         remaining = 1 - trainer.iter / length
         if self.warmup == "constant":
             return ratio
-        return 1 - remaining * (1 - ratio) if self.warmup == "linear" else float(ratio**remaining)
+        if self.warmup == "linear":
+            return 1 - remaining * (1 - ratio)
+        return float(ratio**remaining)
 
     def _warmup_length(self, trainer: Trainer) -> int:
-        """Return the length of the warm-up in iterations, 0 without one."""
+        """Return the length of the warm-up in iterations; 0 without a warm-up."""
         if self.warmup is None:
             return 0
         if not self.warmup_by_epoch:
@@ -226,8 +242,8 @@ class ParamUpdaterHook(Policy, Hook):
         """Return the number of iterations in an epoch.
 
         Args:
-            setting: the argument of this hook that makes the number necessary, for the message.
-            remedy: how to do without the number, for the message.
+            setting: the argument of this hook that needs the number, for the error message.
+            remedy: a configuration that does not need the number, for the error message.
 
         Raises:
             ValueError: the number is not known.
@@ -241,6 +257,7 @@ class ParamUpdaterHook(Policy, Hook):
         return length
 
     def _refuse_second(self, trainer: Trainer) -> None:
+        """Refuse another hook or scheduler that sets the same value."""
         for hook in trainer.hooks:
             if isinstance(hook, ParamUpdaterHook) and hook is not self and hook.param_name == self.param_name:
                 raise ValueError(
@@ -249,10 +266,10 @@ class ParamUpdaterHook(Policy, Hook):
                 )
         build_schedulers(trainer.schedulers, trainer.optimizer, trainer.facts.run)
         for scheduler in trainer.schedulers:
-            moves = {getattr(scheduler, "param_name", "lr")}
+            scheduled = {getattr(scheduler, "param_name", "lr")}
             if getattr(scheduler, "cycle_momentum", False):  # PyTorch's OneCycleLR and CyclicLR
-                moves.add("momentum")
-            if self.param_name in moves:
+                scheduled.add("momentum")
+            if self.param_name in scheduled:
                 raise ValueError(
                     f"{type(self).__name__} sets {self.param_name} each time, so {type(scheduler).__name__} "
                     "in schedulers would have no effect: pass only one of the two"
@@ -266,10 +283,10 @@ class LrUpdaterHook(ParamUpdaterHook):
             def get_lr(self, trainer, base_lr):
                 return base_lr * 0.5 ** trainer.epoch
 
-    The rate is set before each epoch, or with `by_epoch=False` before each iteration. It is computed from
-    `initial_lr` of each param group and the trainer's counters only, so a resumed run has the rates of the
-    uninterrupted one. The rates of all optimizers are set. Iterations whose step was skipped count, as in
-    mmcv; the schedulers of `eventloop.optim.schedulers` do not count them.
+    The rate is set before each epoch, or with `by_epoch=False` before each iteration, in all optimizers. It
+    is computed only from `initial_lr` of the param group and the trainer's counters, so a resumed run has the
+    same rates as an uninterrupted one. Iterations whose optimizer step was skipped count, as in mmcv; the
+    schedulers of `eventloop.optim.schedulers` do not count them.
 
     The warm-up lowers the rate in the first W = `warmup_iters` iterations. The factor at iteration i, with r
     = `warmup_ratio`, is r for "constant", 1 - (1 - i / W) (1 - r) for "linear" and r ** (1 - i / W) for
@@ -292,5 +309,5 @@ class LrUpdaterHook(ParamUpdaterHook):
     owns = "the learning rate or momentum of each iteration"
 
     def get_lr(self, trainer: Trainer, base_lr: float) -> float:
-        """Return the rate of a group whose initial rate is `base_lr`, without warm-up."""
+        """Return the current rate of a param group whose initial rate is `base_lr`, without warm-up."""
         return self.from_formula(trainer, base_lr)

@@ -1,4 +1,4 @@
-"""Hooks that change the momentum during training by one of mmcv's policies, such as cosine or cyclic."""
+"""Hooks that set the momentum during training by one of mmcv's policies, such as cosine or cyclic."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class MomentumUpdaterHook(ParamUpdaterHook):
             def get_momentum(self, trainer, base_momentum):
                 return base_momentum * 0.9 ** trainer.epoch
 
-    It sets `momentum`, or the first of `betas` if the optimizer has those, from `initial_momentum` of each
-    param group. The hook works like `LrUpdaterHook`, except that its warm-up divides by the factor, so a
+    The hook sets `momentum`, or the first of `betas` if the optimizer has betas, from `initial_momentum` of
+    each param group. It works like `LrUpdaterHook`, except that its warm-up divides by the factor, so a
     training starts with more momentum.
 
     Args:
@@ -38,7 +38,7 @@ class MomentumUpdaterHook(ParamUpdaterHook):
         TypeError, ValueError: see `LrUpdaterHook`.
 
     Warns:
-        UserWarning: the warm-up starts with a momentum of 1 or more, with which no training converges.
+        UserWarning: the warm-up starts with a momentum of 1 or more, so the training would diverge.
     """
 
     priority = Priority.HIGH
@@ -57,7 +57,7 @@ class MomentumUpdaterHook(ParamUpdaterHook):
         super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a trainer that the hook cannot serve, and warn if the warm-up has a momentum of 1 or more.
+        """Check the trainer, and warn if the warm-up would start with a momentum of 1 or more.
 
         Raises:
             ValueError: see `LrUpdaterHook.check`.
@@ -65,21 +65,19 @@ class MomentumUpdaterHook(ParamUpdaterHook):
         super().check(trainer)
         if self.warmup is None:
             return
-        first = (
-            max(initial_value(group, "momentum") for group in groups_of(trainer.optimizer))
-            / self.warmup_ratio
-        )
-        if first >= 1:
+        largest = max(initial_value(group, "momentum") for group in groups_of(trainer.optimizer))
+        in_warmup = largest / self.warmup_ratio
+        if in_warmup >= 1:
             warnings.warn(
                 f"{type(self).__name__} divides the momentum by {self.warmup_ratio} at the start of the "
-                f"warm-up, which makes it {first:.3g}: with 1 or more the velocity only grows; raise "
+                f"warm-up, which makes it {in_warmup:.3g}: with 1 or more the velocity only grows; raise "
                 "warmup_ratio",
                 UserWarning,
                 stacklevel=2,
             )
 
     def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
-        """Return the momentum of a group whose initial momentum is `base_momentum`, without warm-up."""
+        """Return the current momentum of a group with initial momentum `base_momentum`, without warm-up."""
         return self.from_formula(trainer, base_momentum)
 
     def _apply_warmup(self, value: float, factor: float) -> float:
@@ -92,7 +90,7 @@ class StepMomentumUpdaterHook(policies.Step, MomentumUpdaterHook):
 
         hooks=[StepMomentumUpdaterHook(step=[16, 22], gamma=0.9)]
 
-    `step` is an interval, or a list of epochs or iterations.
+    With `by_epoch=False`, `step` counts iterations.
 
     Raises:
         TypeError, ValueError: see `StepLrUpdaterHook`.
@@ -135,13 +133,13 @@ class LinearAnnealingMomentumUpdaterHook(policies.LinearAnnealing, MomentumUpdat
 
 @dataclass(eq=False, repr=False)
 class CyclicMomentumUpdaterHook(policies.Cyclic, MomentumUpdaterHook):
-    """Lower the momentum while `CyclicLrUpdaterHook` raises the rate, and the other way round.
+    """Lower the momentum while `CyclicLrUpdaterHook` raises the rate, and raise it while the rate falls.
 
         hooks=[CyclicLrUpdaterHook(cyclic_times=3), CyclicMomentumUpdaterHook(cyclic_times=3)]
 
     Args:
-        target_ratio, cyclic_times, step_ratio_up, anneal_strategy, gamma: see `CyclicLrUpdaterHook`; the
-            factors (lowest, end) apply to the initial momentum.
+        target_ratio: the lowest and the end value of a cycle, as factors of the initial momentum.
+        cyclic_times, step_ratio_up, anneal_strategy, gamma: see `CyclicLrUpdaterHook`.
 
     Raises:
         TypeError, ValueError: see `CyclicLrUpdaterHook`.
@@ -159,8 +157,8 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
             OneCycleMomentumUpdaterHook(base_momentum=0.85, max_momentum=0.95),
         ]
 
-    It starts and ends at `max_momentum`, and is `base_momentum` where the rate has its peak, as in PyTorch's
-    OneCycleLR.
+    The momentum starts and ends at `max_momentum`, and is `base_momentum` when the rate is at its peak, as in
+    PyTorch's OneCycleLR.
 
     Args:
         base_momentum, max_momentum: one number or one per param group; with several optimizers also a dict of
@@ -182,10 +180,9 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
     by_epoch: bool = field(default=False, kw_only=True)
 
     def formula(self) -> Formula:
-        """Prepare the cycle, and return a formula that keeps the initial momentum.
+        """Check the arguments and store the cycle; return a formula without effect.
 
-        The formula applies only to param groups that are added during the run. For all others
-        `_value_without_warmup` computes the momentum of the cycle.
+        `_value_without_warmup` computes the momentum, because the ends of the cycle differ by param group.
         """
         policies.check_given("base_momentum", self.base_momentum)
         policies.check_given("max_momentum", self.max_momentum)
@@ -194,14 +191,18 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
 
     def _set_initial_values(self, trainer: Trainer) -> None:
         for name, optimizer in named_optimizers(trainer.optimizer).items():
-            lows = policies.per_group("base_momentum", self.base_momentum, name, optimizer)
-            highs = policies.per_group("max_momentum", self.max_momentum, name, optimizer)
-            for group, low, high in zip(optimizer.param_groups, lows, highs, strict=True):
-                group["base_momentum"], group["max_momentum"] = low, high
-                write_value(group, "momentum", high)
-                group["initial_momentum"] = high
+            lowest_values = policies.per_group("base_momentum", self.base_momentum, name, optimizer)
+            highest_values = policies.per_group("max_momentum", self.max_momentum, name, optimizer)
+            for group, lowest, highest in zip(
+                optimizer.param_groups, lowest_values, highest_values, strict=True
+            ):
+                group["base_momentum"], group["max_momentum"] = lowest, highest
+                write_value(group, "momentum", highest)
+                group["initial_momentum"] = highest
 
     def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
-        high: float = group["initial_momentum"]
-        low: float = group.get("base_momentum", high)
-        return self._cycle(high, low, high, self.progress(trainer), self.max_progress(trainer))
+        highest: float = group["initial_momentum"]
+        lowest: float = group.get(
+            "base_momentum", highest
+        )  # a group added during the run has no lowest value
+        return self._cycle(highest, lowest, highest, self.progress(trainer), self.max_progress(trainer))

@@ -1,4 +1,4 @@
-"""A decorator for handlers that run on one rank, and must not make the other ranks wait."""
+"""A decorator for handlers that run on one rank only, and so must not call collectives."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from eventloop.util.functions import handler_name, is_coroutine_function
 
 F = TypeVar("F", bound=Callable[..., Any])
 _COLLECTIVES = ("c10d", "_c10d_functional")
+"""The namespaces of PyTorch's operators for collectives."""
 
 
 def on_rank(rank: int = 0) -> Callable[[F], F]:
-    """Run a handler, or a hook's method, on one rank; on the others the call does nothing.
+    """Run a handler, or a hook's method, on one rank; on other ranks the call does nothing.
 
         @bus.on("after_val_epoch")
         @on_rank(0)
         def show(trainer, event): ...
 
-    A collective in such a handler (`all_reduce`, `barrier`, those in a forward or backward pass of
-    DistributedDataParallel) would wait forever for the other ranks, so it raises an error. Run the collective
-    in a handler of all ranks, and only the rest on one rank; use `model.module` where the model of one rank
-    suffices. After a refused backward pass DistributedDataParallel itself cannot go on. Coroutine functions,
-    which run in the background, are guarded as well.
+    A collective in the handler, such as `all_reduce`, `barrier` or those of DistributedDataParallel's forward
+    and backward pass, raises an error, because it would wait forever for the other ranks. Run the collective
+    in a handler of all ranks, and only the rest on one rank. To run the model on one rank, call
+    `model.module`. After a backward pass that raised this error, DistributedDataParallel cannot be used any
+    more. The decorated function may be a coroutine function, which runs in the background.
 
     Raises:
         TypeError: `rank` is not an int, or the decorated object is not a function.
@@ -46,23 +47,24 @@ def on_rank(rank: int = 0) -> Callable[[F], F]:
 
 
 def _on_rank(rank: int, fn: Any) -> Any:
+    """Wrap a function so that it runs only on one rank, and calls no collectives if there are others."""
     if is_coroutine_function(fn):
 
         @wraps(fn)
         async def run_in_background(*args: Any) -> Any:
-            own, world_size = rank_and_world_size()
-            if own != rank:
+            own_rank, world_size = rank_and_world_size()
+            if own_rank != rank:
                 return None
             if world_size == 1:
                 return await fn(*args)
-            return await _run_guarded(fn(*args), _NoCollectives(handler_name(fn), rank))
+            return await _run_without_collectives(fn(*args), _NoCollectives(handler_name(fn), rank))
 
         return run_in_background
 
     @wraps(fn)
     def run(*args: Any) -> Any:
-        own, world_size = rank_and_world_size()
-        if own != rank:
+        own_rank, world_size = rank_and_world_size()
+        if own_rank != rank:
             return None
         if world_size == 1:
             return fn(*args)
@@ -73,25 +75,27 @@ def _on_rank(rank: int, fn: Any) -> Any:
 
 
 @types.coroutine
-def _run_guarded(coroutine: Coroutine[Any, Any, Any], refusing: _NoCollectives) -> Generator[Any, Any, Any]:
-    """Run a coroutine step by step, with the guard on only while a step runs.
+def _run_without_collectives(
+    coroutine: Coroutine[Any, Any, Any], mode: _NoCollectives
+) -> Generator[Any, Any, Any]:
+    """Run a coroutine step by step, with `mode` active only while a step runs.
 
-    The guard belongs to the thread, which runs other tasks while this coroutine waits.
+    The mode is active for the whole thread, and other tasks run on the thread while this coroutine waits.
     """
-    step = partial(coroutine.send, None)
+    run_step = partial(coroutine.send, None)
     while True:
-        # not by `with`, which also sets flags of the whole process, used by the training thread
-        _push_mode(refusing)
+        # `with mode` would also change flags of the whole process, which the training thread uses
+        _push_mode(mode)
         try:
-            awaited = step()
+            awaited = run_step()
         except StopIteration as end:
             return end.value
         finally:
             _pop_mode()
         try:
-            step = partial(coroutine.send, (yield awaited))
-        except BaseException as error:  # the coroutine also handles its cancellation
-            step = partial(coroutine.throw, error)
+            run_step = partial(coroutine.send, (yield awaited))
+        except BaseException as error:  # a cancellation too: the coroutine may handle it
+            run_step = partial(coroutine.throw, error)
 
 
 class _NoCollectives(TorchDispatchMode):

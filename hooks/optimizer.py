@@ -56,33 +56,34 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
         OptimizerHook(grad_clip=dict(max_norm=35, norm_type=2))          # mmcv's form
         OptimizerHook(grad_clip=dict(type="value", clip_value=0.5))      # MMEngine's form
 
-    Events are emitted between these phases. With clipping by norm, the norm before clipping is recorded as
-    the metric `grad_norm`; the training thread does not wait for its value.
+    `after_backward`, `before_optimizer_step` and `after_optimizer_step` are emitted between these actions.
+    With clipping by norm, the norm before clipping is recorded as the metric `grad_norm`; the training thread
+    does not wait for its value.
 
     After the step the tensors of `trainer.outputs`, if that is a dict, are detached, so later handlers may
-    call `float(trainer.outputs["loss"])`. A handler that needs their graph needs a priority below 30.
+    call `float(trainer.outputs["loss"])`. A handler that needs the autograd graph needs a priority below 30.
 
-    With several optimizers, `optimizer=dict(generator=..., critic=...)`, the one loss trains all of them.
-    Each is zeroed, clipped (`grad_norm/<name>`) and stepped on its own, in the mapping's order. For a loss
-    per optimizer, or steps in turn, write a `train_step` that makes the steps, and pass
+    With several optimizers, `optimizer=dict(generator=..., critic=...)`, one loss trains all of them. The
+    hook zeroes, clips (`grad_norm/<name>`) and steps them one after another, in the order of the dict. For a
+    loss per optimizer, or alternating steps, write a `train_step` that makes the steps, and pass
     `default_hooks=dict(optimizer=None)`.
 
     With `cumulative_iters` the hook works like `GradientCumulativeOptimizerHook`, and with `dtype` or
-    `loss_scale` like `AmpOptimizerHook`; those two have the same options in another order.
+    `loss_scale` like `AmpOptimizerHook`. These two classes have the same options in another order.
 
     Args:
         grad_clip: keyword arguments of `torch.nn.utils.clip_grad_norm_` or, with type="value", of
             `clip_grad_value_`; applied to all parameters of an optimizer together, in the model's order.
             Parameters that no optimizer has are neither clipped nor in the norm.
-        detect_anomalous_params: log the trainable parameters that the loss does not reach, in the first
-            iteration and whenever the set changes. This walks the graph in every iteration, which is slow.
-        cumulative_iters: iterations per optimizer step, or with `Trainer(unit="update")` batches; without it
-            each iteration is a batch and has a step.
-        loss_scale, dtype: see `AmpOptimizerHook`; without them the model is trained in its own types.
+        detect_anomalous_params: log the trainable parameters on which the loss does not depend, in the first
+            iteration and whenever they change. This walks the graph in every iteration, which is slow.
+        cumulative_iters: iterations per optimizer step, or with `Trainer(unit="update")` batches per step.
+            None makes a step in each iteration, and each iteration has one batch.
+        loss_scale, dtype: see `AmpOptimizerHook`; None trains the model in its own types.
 
     Raises:
-        TypeError, ValueError: `grad_clip` has an unknown type or argument, or lacks its bound; or another
-            option is of the wrong type, unknown or out of range.
+        TypeError, ValueError: `grad_clip` has an unknown type or argument, or lacks `max_norm` or
+            `clip_value`; or another option is of the wrong type, unknown or out of range.
     """
 
     priority = Priority.HIGH
@@ -104,32 +105,32 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
         if cumulative_iters is not None:
             positive("cumulative_iters", cumulative_iters)
         self.cumulative_iters = cumulative_iters or 1
-        plain = loss_scale is None and dtype is None
-        self._precision = None if plain else MixedPrecision(loss_scale, dtype)
-        self._window = None if plain and cumulative_iters is None else Accumulation(self.cumulative_iters)
-        self._places: dict[Tensor, int] = {}  # of the model's parameters, for the order of the norm
+        full_precision = loss_scale is None and dtype is None
+        accumulates = not full_precision or cumulative_iters is not None  # a failed scaled step is retried
+        self._precision = None if full_precision else MixedPrecision(loss_scale, dtype)
+        self._window = Accumulation(self.cumulative_iters) if accumulates else None
+        self._parameter_order: dict[Tensor, int] = {}  # the index of each of the model's parameters
         self._over_meshes = False
         self._anomalous = AnomalousParams() if detect_anomalous_params else None
         self._other_seconds = 0.0
-        self._given: Any = None
+        self._given: Any = None  # the value of `trainer.optimizer` from which `_optimizers` was made
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._wanted: Mapping[type[Event], bool] = {}
+        self._wanted: Mapping[type[Event], bool] = {}  # whether an event has a subscriber
 
     @property
     def stateful(self) -> bool:
-        """True when the hook accumulates gradients or scales losses, or a subclass has a state."""
+        """True if the hook accumulates gradients or trains in mixed precision, or a subclass has a state."""
         return self._window is not None or type(self).state_dict is not OptimizerHook.state_dict
 
     def check(self, trainer: Trainer) -> None:
-        """Set `trainer.steps_in_hook`, because this hook steps the optimizer, not the train step.
+        """Prepare autocast, the `GradScaler`, and optimizers whose accumulated gradients a resume may load.
 
-        With accumulation it warns of BatchNorm layers, and stores the optimizers, which the gradients of a
-        checkpoint need. In mixed precision it makes the `GradScaler`, which a checkpoint's state needs.
+        `trainer.steps_in_hook` says that this hook steps the optimizer, not the train step.
 
         Raises:
             RuntimeError: the device does not support autocast to the type.
-            TypeError: an optimizer's step needs a closure, or FSDP1 shards the model, and a rank would clip
-                or unscale by its own part alone.
+            TypeError: an optimizer's step needs a closure; or FSDP1 shards the model, so that each rank would
+                clip or unscale its own part of the gradients only.
         """
         refuse_closures(trainer.optimizer)
         trainer.steps_in_hook = True
@@ -148,10 +149,11 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
             refuse_old_shards("the loss scale", trainer.model)
 
     def _subscriptions(self, bus: Bus) -> Iterator[tuple[Callable[..., Any], list[str]]]:
-        """Yield the methods with their events; the default hook is called once in an iteration."""
+        """Yield the methods that have an effect: without a window only `after_train_iter` of this class."""
         for method, events in super()._subscriptions(bus):
-            own = getattr(OptimizerHook, method.__name__, None) is getattr(method, "__func__", None)
-            if self._window is not None or not own or method.__name__ == "after_train_iter":
+            name = method.__name__
+            is_of_this_class = getattr(OptimizerHook, name, None) is getattr(method, "__func__", None)
+            if self._window is not None or not is_of_this_class or name == "after_train_iter":
                 yield method, events
 
     # --- before the forward pass ---------------------------------------------------------------------------
@@ -162,13 +164,13 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
             self._precision.prepare(trainer.model)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Find the modules that FSDP2 shards, and store a checkpoint's gradients in the parameters."""
+        """Begin accumulation: load accumulated gradients of a checkpoint into the parameters."""
         if self._window is not None:
             self._window.open(trainer.model)
 
     @on(priority=Priority.LOWEST)
     def before_train_iter(self, trainer: Trainer, event: BeforeTrainIter) -> None:
-        """Suspend the exchange of gradients in an iteration without a step, and enter autocast."""
+        """Enter autocast, and suspend the ranks' exchange of gradients in an iteration without a step."""
         if self._window is not None:
             self._window.suspend_exchange(trainer)
         if self._precision is not None:
@@ -177,22 +179,22 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
     # --- backward and the step -----------------------------------------------------------------------------
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Run backward, clip the gradients and step the optimizers; or add the gradients to the window's.
+        """Run backward and, unless gradients are to be accumulated further, clip them and make the step.
 
-        In an iteration of several batches, backward was run on each of them.
+        With `Trainer(unit="update")` the batches' backward passes have run when this method is called.
 
         Raises:
             TypeError: `trainer.outputs` holds no loss tensor.
             RuntimeError: the loss needs no grad, its graph is freed, or the trainer has no optimizer.
         """
         clock, window = trainer.clock, self._window
-        device, began = clock.device, perf_counter() - clock.excluded
-        self._other_seconds = backward = 0.0
-        if window is not None and trainer.counting.accumulator is self:
+        device_clock, start = clock.device, perf_counter() - clock.excluded
+        self._other_seconds = backward_seconds = 0.0
+        if window is not None and trainer.counting.accumulator is self:  # unit="update"
             window.complete(trainer)
             steps = True
         else:
-            clock.backward = backward = self._run_backward(trainer)
+            clock.backward = backward_seconds = self._run_backward(trainer)
             steps = window is None or window.ends(trainer)
             if self._wanted[AfterBackward]:
                 self._announce(trainer, AfterBackward)
@@ -200,13 +202,13 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
             self._clip_and_step(trainer)
         elif steps:
             self._step(trainer)
-        if device is not None:
-            device.mark(OPTIMIZER_ENDS)
+        if device_clock is not None:
+            device_clock.mark(OPTIMIZER_ENDS)
         trainer.outputs = detached(trainer.outputs)
-        clock.optimizer = perf_counter() - clock.excluded - began - backward - self._other_seconds
+        clock.optimizer = perf_counter() - clock.excluded - start - backward_seconds - self._other_seconds
 
     def _run_backward(self, trainer: Trainer) -> float:
-        """Run backward on the loss of a batch, and return its seconds; a window begins with zero_grad."""
+        """Run zero_grad, unless gradients are accumulated, and backward; return the seconds of backward."""
         if trainer.optimizer is not self._given or self._given is None:
             self._set_optimizers(trainer)
         loss, window, clock = loss_of(trainer.outputs), self._window, trainer.clock
@@ -217,7 +219,7 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
                 optimizer.zero_grad(set_to_none=True)
         if self._anomalous is not None:
             self._anomalous.check(loss, trainer.model)
-        began = perf_counter() - clock.excluded
+        start = perf_counter() - clock.excluded
         if clock.device is not None:
             clock.device.mark(BACKWARD_BEGINS)
         try:
@@ -228,42 +230,43 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
         except RuntimeError as error:
             explain_freed_graph(error)
             raise
-        seconds = perf_counter() - clock.excluded - began
+        seconds = perf_counter() - clock.excluded - start
         if clock.device is not None:
             clock.device.mark(BACKWARD_ENDS)
         return seconds
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Step with the accumulated gradients when the last epoch ended within a window."""
+        """Make a step with the remaining accumulated gradients at the end of the last epoch."""
         window = self._window
         if window is None:
             return
         if self._precision is not None:
-            self._precision.end_forward()  # still open after a failed forward pass, or a skipped batch
+            self._precision.end_forward()  # autocast is still on after a failed forward pass or skipped batch
         window.resume_exchange()
         if trainer.counting.accumulator is self:
-            window.count = 0  # gradients of an iteration that an error ended, which is done again
-        if window.count and event.reason == COMPLETED and self.is_last_train_epoch(trainer):
-            if window.count < window.divisor:
-                if window.postpones_reduction(trainer):
-                    return  # FSDP2 reduces gradients only in the backward of the window's last iteration
-                window.rescale(trainer.model)
-            self._step(trainer)
+            window.count = 0  # drops gradients of an iteration that failed: a resumed run repeats it
+        ends_run = event.reason == COMPLETED and self.is_last_train_epoch(trainer)
+        if not ends_run or not window.count:
+            return
+        if window.count < window.divisor:
+            if window.postpones_reduction(trainer):
+                return  # FSDP2 has not reduced the gradients: the window's last backward pass would do so
+            window.rescale(trainer.model)
+        self._step(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Warn if accumulated gradients are left without a step."""
         window = self._window
         if window is not None and window.count and not trainer.stops.goes_back:
-            keeper = (
-                "FSDP2 keeps them on each rank, and only another train() of this trainer uses them"
-                if window.postpones_reduction(trainer)
-                else "a checkpoint saved now holds them, and a run resumed from it uses them"
-            )
-            left = f"the gradients of {window.count} iterations accumulated and not yet in a step"
-            logger.warning("training ended (%s) with %s; %s", event.reason, left, keeper)
+            if window.postpones_reduction(trainer):
+                use = "FSDP2 keeps them on each rank, and only another train() of this trainer uses them"
+            else:
+                use = "a checkpoint saved now holds them, and a run resumed from it uses them"
+            unused = f"the gradients of {window.count} iterations accumulated and not yet in a step"
+            logger.warning("training ended (%s) with %s; %s", event.reason, unused, use)
 
     def _step(self, trainer: Trainer) -> None:
-        """Step with the gradients, unless losses are scaled and a gradient is not finite.
+        """Clip and make the step, but skip it if losses are scaled and a gradient is not finite.
 
         Raises:
             RuntimeError: losses are scaled, and no parameter has a gradient.
@@ -282,29 +285,30 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
         try:
             if precision.scaling == "dynamic":
                 trainer.metrics.put_scalar("loss_scale", precision.scaler.scale(torch.ones_like(found_inf)))
-            # the step's only wait for the device; GradScaler.step would wait after clipping and return no
-            # result. The gradients are unscaled by now, so finite ones only need optimizer.step()
+            # item() waits for the device. GradScaler.step would wait too, but does not tell whether it has
+            # skipped the step. The gradients are unscaled, so optimizer.step() is right without the scaler.
             if found_inf.item():
                 self._skip_step(trainer, window)
             else:
                 self._clip_and_step(trainer)
         finally:
-            if window.count:  # an error prevented the step, which is retried later, with scaled gradients
+            if window.count:  # an error prevented the step: scale the gradients again, for a later step
                 window.multiply_gradients(precision.scaler.get_scale())
                 precision.scaler.update(precision.scaler.get_scale())
             else:
                 precision.update(precision.scaler)
 
     def _skip_step(self, trainer: Trainer, window: Accumulation) -> None:
+        """Drop the gradients, and emit `optimizer_step_skipped`."""
         window.count = 0
         trainer.within = trainer.within or "iter"
         window.allow_schedulers()
-        began = perf_counter()
+        start = perf_counter()
         trainer.announce(OptimizerStepSkipped, reason="non-finite gradients")
-        self._other_seconds += perf_counter() - began
+        self._other_seconds += perf_counter() - start
 
     def _clip_and_step(self, trainer: Trainer) -> None:
-        """Clip the gradients and step; after an error before the step, only the step is repeated."""
+        """Clip the gradients and step the optimizers, with the events before and after the step."""
         if self._clip is not None:
             self._clip_gradients(trainer)
         wanted = self._wanted
@@ -312,26 +316,26 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
             self._announce(trainer, BeforeOptimizerStep)
         copying = trainer.copying
         for optimizer in self._optimizers:
-            if id(optimizer) not in copying.waited:
+            if id(optimizer) not in copying.waited:  # a running save may still copy the weights
                 copying.before_step(optimizer)
             optimizer.step()
-            # set even if a later optimizer's step fails: this step is not made twice
+            # within the loop: if a later optimizer fails, this step must not be made again
             if self._window is not None:
                 self._window.count = 0
-            trainer.within = trainer.within or "iter"  # "epoch" for the step at the end of an epoch
+            trainer.within = trainer.within or "iter"  # it is "epoch" already at the end of an epoch
         if wanted[AfterOptimizerStep]:
             self._announce(trainer, AfterOptimizerStep)
 
     def settings(self) -> dict[str, Any]:
         """Return the options of clipping, accumulation and loss scaling."""
         clip = None if self._clip is None else self._clip.options
-        own = {"grad_clip": clip, "cumulative_iters": self.cumulative_iters}
-        return own if self._precision is None else {**own, **self._precision.settings()}
+        settings = {"grad_clip": clip, "cumulative_iters": self.cumulative_iters}
+        return settings if self._precision is None else {**settings, **self._precision.settings()}
 
     # --- saving and resuming -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the unfinished window with its gradients, and in mixed precision the scaler's state."""
+        """Return the accumulated gradients, and in mixed precision the state of the `GradScaler`."""
         if self._window is None:
             return {}
         if self._precision is None:
@@ -339,12 +343,12 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
         return {**self._window.state(self._precision.scaling), "scaler": self._precision.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the saved gradients of an unfinished window, and a saved loss scale.
+        """Load saved accumulated gradients, and a saved loss scale.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.
-            ValueError: the losses were scaled in another way, or the gradients do not fit the trainer's
-                parameters.
+            ValueError: the checkpoint's run scaled its losses in another way, or the gradients do not fit the
+                trainer's parameters.
         """
         if self._window is None:
             return
@@ -363,14 +367,14 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
 
     @on(priority=Priority.HIGHEST)
     def before_save_checkpoint(self, trainer: Trainer, event: BeforeSaveCheckpoint) -> None:
-        """Save an unfinished window's gradients as means over ranks, so that all ranks can resume."""
+        """Store the means of accumulated gradients over ranks in the checkpoint, which rank 0 saves."""
         window = self._window
         means = window.means(trainer.model) if window is not None and window.count else None
         if means is not None and trainer.checkpoint is not None:
             trainer.checkpoint["hooks"][self.name]["gradients"] = means
 
     def _set_optimizers(self, trainer: Trainer) -> None:
-        """Store the trainer's optimizers, one or several, as a list, and whether gradients are DTensors."""
+        """Store the trainer's optimizers as a list, and whether any parameter is a DTensor."""
         given = trainer.optimizer
         self._optimizers = [*named_optimizers(given).values()]
         if not self._optimizers:
@@ -384,10 +388,11 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
             self._window.use(given, self._optimizers)
 
     def _clip_gradients(self, trainer: Trainer) -> None:
+        """Clip the gradients of each optimizer, and record the norm if it clips by norm."""
         assert self._clip is not None
-        if not self._places:
-            self._places = {each: place for place, each in enumerate(trainer.model.parameters())}
+        if not self._parameter_order:
+            self._parameter_order = {each: index for index, each in enumerate(trainer.model.parameters())}
         for name, optimizer in named_values("grad_norm", self._given):
-            norm = self._clip(optimizer, self._places, over_meshes=self._over_meshes)
+            norm = self._clip(optimizer, self._parameter_order, over_meshes=self._over_meshes)
             if norm is not None:
                 trainer.metrics.put_scalar(name, norm)

@@ -1,4 +1,4 @@
-"""A hook that feeds writers at an interval, with the name and arguments of detectron2 and Pet."""
+"""A hook that sends metrics to writers at an interval, with the name and arguments of detectron2 and Pet."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ if TYPE_CHECKING:
 
 
 class PeriodicWriter(LoggerHook):
-    """Write every `period` iterations of the run, in the last iteration, and at the end of the run.
+    """Send metrics to writers every `period` iterations, in the last iteration, and at the end of the run.
 
         Trainer(..., hooks=[PeriodicWriter([JSONLWriter(), TensorBoardWriter()], period=20)])
 
-    The hook replaces the logger, and combines `LoggerHook` and `writers=[...]`. Its writers run off the
-    training thread. They receive every value; detectron2's writers receive only the newest value of each
-    name. When `train()` returns the writers have written everything, also after an error. Closing the trainer
-    closes them.
+    The hook replaces the default logger and `Trainer(writers=[...])`. Its writers do not run on the training
+    thread. They receive every value; detectron2's writers receive only the newest value of each name. When
+    `train()` returns, also with an error, the writers have written everything. Closing the trainer closes the
+    writers.
 
     Args:
         writers: objects or configs, as for the Trainer's `writers`; they write on rank 0 only.
         period: iterations between two writes.
-        by_epoch: count from the start of each epoch, and write at its end too, as in Pet.
+        by_epoch: True counts iterations from the start of each epoch, and writes at its end too, as in Pet.
         reduce, reduce_max: write the means and maxima over all ranks; see `LoggerHook`.
 
     Raises:
-        TypeError, ValueError: `period` is not a positive int, an object is not a writer, or see `LoggerHook`.
+        TypeError, ValueError: `period` is not a positive int, an object is not a writer, or an argument is
+            refused by `LoggerHook`.
     """
 
     @knowing_others
@@ -51,41 +52,44 @@ class PeriodicWriter(LoggerHook):
         check_bools(by_epoch=by_epoch)
         super().__init__(period, ignore_last=False, reduce=reduce, reduce_max=reduce_max)
         self._by_epoch = by_epoch
-        several = writers if isinstance(writers, list | tuple) else [writers]
-        self.writers: list[Any] = [build(w, WRITERS) if isinstance(w, Mapping) else w for w in several]
+        given = writers if isinstance(writers, list | tuple) else [writers]
+        self.writers: list[Any] = [
+            build(each, WRITERS) if isinstance(each, Mapping) else each for each in given
+        ]
         for writer in self.writers:
             _check_writer(writer)
-        self._facts: Callable[[], Run] | None = None
+        self._describe_run: Callable[[], Run] | None = None  # None on ranks above 0
 
     def check(self, trainer: Trainer) -> None:
-        """Store the function that gives writers the facts of the run, and refuse a second logger.
+        """Store the function that describes the run to writers, and refuse a second logger.
 
         Raises:
             ValueError: see `LoggerHook.check`.
         """
         super().check(trainer)
-        self._facts = trainer.facts if trainer.rank == 0 else None
+        self._describe_run = trainer.facts if trainer.rank == 0 else None
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe this hook and the writers to the bus."""
+        """Subscribe this hook to the bus, and on rank 0 the writers."""
         super().attach(bus)
-        if self._facts is not None:
+        if self._describe_run is not None:
             for writer in self.writers:
-                writer.attach(bus, self._facts)
+                writer.attach(bus, self._describe_run)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Send the metrics to the writers at the period, in the last iteration, and when a stop is due."""
+        """Send the metrics to the writers if the iteration ends a period or the run."""
         if self._by_epoch:
             super().after_train_iter(trainer, event)
-        elif (
-            (event.iter + 1) % self._interval == 0
-            or trainer.metrics.crowded
-            or event.iter + 1 == event.max_iters
-        ):
+            return
+        iterations = event.iter + 1
+        # `crowded` is set when the run will stop, or when too many metrics wait
+        is_due = iterations % self._interval == 0 or trainer.metrics.crowded
+        if is_due or iterations == event.max_iters:
             self._log(trainer)
 
 
 def _check_writer(writer: object) -> None:
+    """Refuse an object that is not a writer, such as a class or detectron2's writer."""
     if isinstance(writer, type):
         raise TypeError(f"expected a writer, got the class {writer.__name__}: write {writer.__name__}()")
     if not hasattr(writer, "attach") or not hasattr(writer, "write"):

@@ -29,7 +29,7 @@ DEFAULT_TIMERS = ("iter", "data", "infer", "post")
 
 
 class Timer:
-    """Measure the seconds that one activity takes, in total and per call."""
+    """Measure the seconds from each `tic` to its `toc`, in total and on average."""
 
     def __init__(self) -> None:
         self.reset()
@@ -38,7 +38,7 @@ class Timer:
         """Discard all measurements."""
         self.total_time = self.diff = 0.0
         self.calls = 0
-        self._began: float | None = None
+        self._start: float | None = None
 
     @property
     def average_time(self) -> float:
@@ -48,25 +48,29 @@ class Timer:
     @property
     def running(self) -> bool:
         """True between `tic` and `toc`."""
-        return self._began is not None
+        return self._start is not None
 
     def tic(self) -> None:
         """Start the timer."""
-        self._began = perf_counter()
+        self._start = perf_counter()
 
     def toc(self, average: bool = True) -> float:
-        """Stop the timer; return the mean seconds of all measurements, or with `average=False` the last."""
-        if self._began is None:
+        """Stop the timer; return the mean seconds of all measurements, or of the last with `average=False`.
+
+        Raises:
+            ValueError: the timer is not running.
+        """
+        if self._start is None:
             raise ValueError("toc without tic: the timer is not running")
-        self.diff = perf_counter() - self._began
+        self.diff = perf_counter() - self._start
         self.total_time += self.diff
         self.calls += 1
-        self._began = None
+        self._start = None
         return self.average_time if average else self.diff
 
     def drop(self) -> None:
         """Stop the timer, and discard the measurement."""
-        self._began = None
+        self._start = None
 
 
 class TestHook(Hook):
@@ -74,10 +78,10 @@ class TestHook(Hook):
 
         [Testing][range:1-500 of 500][120/500][0.041s = 0.003s + 0.035s + 0.003s][eta: 0:00:15]
 
-    The times are means per batch, of `iter = data + infer + post`. In `trainer.test()` the hook measures
-    them: `data` is the wait for the loader, `infer` the model and the metrics, `post` all other handlers of
-    the batch. If your code starts and stops one of these timers, the hook does not start or stop that timer.
-    Timers with other names are logged in a second line:
+    The seconds are means per batch, of the timers `iter = data + infer + post`. In `trainer.test()` the hook
+    runs these timers: `data` is the wait for the loader, `infer` the model and the metrics, `post` all other
+    handlers of the batch. If your code starts and stops one of these timers, the hook does not start or stop
+    that timer. Timers with other names are logged in a second line:
 
         timer = TestHook()
         def val_step(trainer, batch):
@@ -88,10 +92,10 @@ class TestHook(Hook):
 
     Args:
         cfg_filename: text before the line, to distinguish runs.
-        logperiod: batches between two lines; the last batch has one too.
-        num_warmup: batches at the start of each test that are not measured.
-        synchronize: wait for the CUDA device at each toc, as Pet does. False measures the host, which runs
-            ahead of the device; True leaves the device idle while the host prepares the next work.
+        logperiod: batches between two lines; a line is also logged after the last batch.
+        num_warmup: the number of batches at the start of each test that are not measured.
+        synchronize: True waits for the CUDA device at each toc, as Pet does, and so leaves the device idle
+            while the host prepares the next work. False measures the host, which runs ahead of the device.
 
     Raises:
         TypeError, ValueError: `logperiod` is not a positive int, `num_warmup` is not an int of at least 0, or
@@ -109,13 +113,13 @@ class TestHook(Hook):
         at_least("num_warmup", num_warmup, 0)
         self.cfg_filename, self.logperiod, self.num_warmup = cfg_filename, logperiod, num_warmup
         self.iter = 0
-        """Number of batches that have begun."""
+        """The number of batches that have begun."""
         self.timers: dict[str, Timer] = {}
         for name in DEFAULT_TIMERS:
             self.add_timer(name)
         self._synchronize = synchronize
-        self._user_timers: set[str] = set()  # timers that the user's code starts and stops
-        self._lengths: dict[str, int | None] = {}  # number of batches of each test loader
+        self._user_timers: set[str] = set()  # the names of timers that the user's code starts and stops
+        self._lengths: dict[str, int | None] = {}  # the number of batches of each test loader
 
     # --- timers --------------------------------------------------------------------------------------------
 
@@ -131,13 +135,13 @@ class TestHook(Hook):
         return timer
 
     def reset_timer(self) -> None:
-        """Reset all timers, and start the warm-up again."""
+        """Reset all timers and the count of batches, so that the warm-up begins again."""
         self.iter = 0
         for timer in self.timers.values():
             timer.reset()
 
     def wait(self) -> None:
-        """Wait for the CUDA device if there is one."""
+        """Wait until the CUDA device, if there is one, has done all queued work."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
@@ -169,10 +173,10 @@ class TestHook(Hook):
             self.toc(name)
 
     def __getattr__(self, name: str) -> Callable[[], Any]:
-        """Return `tic` or `toc` of a timer: `hook.nms_tic()` is `hook.tic("nms")`."""
-        timer, _, call = name.rpartition("_")
-        if timer and call in ("tic", "toc") and not name.startswith("_"):
-            return partial(self.tic if call == "tic" else self.toc, timer)
+        """Return the function that starts or stops a timer: `hook.nms_tic()` calls `hook.tic("nms")`."""
+        timer, _, method = name.rpartition("_")
+        if timer and method in ("tic", "toc") and not name.startswith("_"):
+            return partial(self.tic if method == "tic" else self.toc, timer)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # --- the line ------------------------------------------------------------------------------------------
@@ -187,41 +191,57 @@ class TestHook(Hook):
         suffix: str = "",
         log_all: bool = False,
     ) -> None:
-        """Log the line of progress and times if it is due, at level INFO on the logger `eventloop`.
+        """Log the line of progress and times, every `logperiod` batches and after the last batch.
 
-        A script shows the line with `logging.basicConfig(level=logging.INFO)`.
+        It is logged at level INFO on the logger `eventloop`, so a script shows it with
+        `logging.basicConfig(level=logging.INFO)`.
 
         Args:
-            cur: number of batches done, counted from 1; a loop that counts from 0 passes `i + 1`.
-            start, end, total: the first and last number of this process's part, and the number in total.
-            ims_per_gpu: images of a batch, by which the times are divided if `cur` and `end` count images.
+            cur: the number of batches done; a loop whose index `i` begins at 0 passes `i + 1`.
+            start, end: the numbers of the first and the last batch that this process tests.
+            total: the number of batches of all processes.
+            ims_per_gpu: if `cur`, `start`, `end` and `total` count images, the number of images in a batch.
             suffix: text after the line.
-            log_all: also log the timers other than iter, data, infer and post.
+            log_all: True also logs the timers other than iter, data, infer and post.
         """
-        if self._due(cur, end):
-            logger.info("%s", self._line(cur, (start, end, total), ims_per_gpu, suffix, log_all=log_all))
+        if self._is_due(cur, end):
+            line = self._progress_line(cur, (start, end, total), ims_per_gpu)
+            other_timers = self._other_timers_line(ims_per_gpu) if log_all else ""
+            logger.info("%s", line + other_timers + suffix)
 
-    def _due(self, cur: int, end: int | None) -> bool:
-        return cur % self.logperiod == 0 or cur == end
+    def _is_due(self, done: int, end: int | None) -> bool:
+        """Return whether a line is logged after `done` batches, of which `end` is the last."""
+        return done % self.logperiod == 0 or done == end
 
-    def _line(
-        self, cur: int, span: tuple[int, int | None, int | None], images: int, suffix: str, *, log_all: bool
-    ) -> str:
+    def _progress_line(self, done: int, span: tuple[int, int | None, int | None], images: int) -> str:
+        """Return the line of progress and mean times.
+
+        Args:
+            done: the number of batches, or images, done.
+            span: the first and the last number of this process, and the total number; None if unknown.
+            images: the number of images in a batch if these numbers count images, else 1.
+        """
         start, end, total = span
-        last, every = ("?" if number is None else number for number in (end, total))
-        share = "?" if end is None else end - start + 1
+        of_process = None if end is None else end - start + 1
         seconds = [self.timers[name].average_time / images for name in DEFAULT_TIMERS]
-        timed = self.timers["iter"].calls > 0
-        eta = str(timedelta(seconds=int(seconds[0] * (end - cur)))) if timed and end is not None else "?"
-        cfg = f"[{self.cfg_filename}]" if self.cfg_filename else ""
-        line = (
-            f"{cfg}[Testing][range:{start}-{last} of {every}][{cur}/{share}]"
-            f"[{seconds[0]:.3f}s = {seconds[1]:.3f}s + {seconds[2]:.3f}s + {seconds[3]:.3f}s][eta: {eta}]"
+        measured = self.timers["iter"].calls > 0
+        eta = timedelta(seconds=int(seconds[0] * (end - done))) if measured and end is not None else None
+        last, everything, number, remaining = (
+            "?" if value is None else value for value in (end, total, of_process, eta)
         )
-        others = [name for name in self.timers if name not in DEFAULT_TIMERS]
-        if log_all and others:
-            line += "\n|" + "".join(f"{n}: {self.timers[n].average_time / images:.3f}s|" for n in others)
-        return line + suffix
+        prefix = f"[{self.cfg_filename}]" if self.cfg_filename else ""
+        return (
+            f"{prefix}[Testing][range:{start}-{last} of {everything}][{done}/{number}]"
+            f"[{seconds[0]:.3f}s = {seconds[1]:.3f}s + {seconds[2]:.3f}s + {seconds[3]:.3f}s]"
+            f"[eta: {remaining}]"
+        )
+
+    def _other_timers_line(self, images: int) -> str:
+        """Return a second line with the mean times of the user's own timers; "" without any."""
+        others = {name: timer for name, timer in self.timers.items() if name not in DEFAULT_TIMERS}
+        if not others:
+            return ""
+        return "\n|" + "".join(f"{name}: {each.average_time / images:.3f}s|" for name, each in others.items())
 
     # --- in the trainer's test -----------------------------------------------------------------------------
 
@@ -248,11 +268,13 @@ class TestHook(Hook):
         self._auto_tic("post")
 
     def _end_batch(self, trainer: Trainer, event: AfterTestIter) -> None:
+        """Stop the timers of this batch, log the line if it is due, and start the timers of the next."""
         self._auto_toc("post")
         self._auto_toc("iter")
         done, length = event.batch_idx + 1, self._lengths.get(event.loader)
-        if self._due(done, length):
-            log_text(trainer, "", self._line(done, (1, length, length), 1, "", log_all=True))
+        if self._is_due(done, length):
+            line = self._progress_line(done, (1, length, length), images=1)
+            log_text(trainer, "", line + self._other_timers_line(images=1))
         self._begin_batch()
 
     def _begin_batch(self) -> None:
@@ -260,19 +282,25 @@ class TestHook(Hook):
         self._auto_tic("data")
 
     def _auto_tic(self, name: str) -> None:
+        """Start a timer, unless the user's code runs it."""
         if name not in self._user_timers:
             self._tic(name)
 
     def _auto_toc(self, name: str) -> None:
+        """Stop a running timer, unless the user's code runs it."""
         if name not in self._user_timers and self.timers[name].running:
             self._toc(name)
 
     def _tic(self, name: str) -> None:
-        self.iter += name == "iter"
+        if name == "iter":
+            self.iter += 1
         timer = self.timers.get(name)
-        (timer if timer is not None else self.add_timer(name)).tic()
+        if timer is None:
+            timer = self.add_timer(name)
+        timer.tic()
 
     def _toc(self, name: str) -> float | None:
+        """Stop a running timer; return its seconds, or None in the warm-up, in which they are dropped."""
         timer = self.timers[name]
         if self.iter <= self.num_warmup:
             timer.drop()

@@ -1,10 +1,13 @@
-"""Declare the event methods that a hook may override; methods that are not overridden never run."""
+"""Declare the event methods that a hook may override, and find the events of each method."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from eventloop.events import types as e
+from eventloop.events.base import ALIASES, event_name
+from eventloop.events.catalogue import declared_events
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -29,15 +32,18 @@ IterEvent = (
 MODES = ("train", "val", "test")
 
 GENERIC: dict[str, tuple[str, ...]] = {
-    f"{when}_{what}": tuple(f"{when}_{mode}_{what}" for mode in MODES)
+    f"{when}_{unit}": tuple(f"{when}_{mode}_{unit}" for mode in MODES)
     for when in ("before", "after")
-    for what in ("epoch", "iter")
+    for unit in ("epoch", "iter")
 }
-"""Names of event methods for all modes, each with its events in training, validation and test."""
+"""The names of event methods for all modes, such as "after_iter", each with its events in every mode."""
 
 
 class Points:
-    """Declare one method per event of the loop, with its signature, for editors and type checkers."""
+    """Declare one method per event of the loop, with its signature, for editors and type checkers.
+
+    A method that a hook does not override is never called.
+    """
 
     def before_run(self, trainer: Trainer, event: e.BeforeRun) -> Any: ...
     def after_run(self, trainer: Trainer, event: e.AfterRun) -> Any: ...
@@ -73,3 +79,33 @@ class Points:
     def after_epoch(self, trainer: Trainer, event: EpochEvent) -> Any: ...
     def before_iter(self, trainer: Trainer, event: IterEvent) -> Any: ...
     def after_iter(self, trainer: Trainer, event: IterEvent) -> Any: ...
+
+
+def events_of(points: Iterable[str], owner: str) -> dict[str, list[str]]:
+    """Return the given names of event methods, each with the events that the method handles.
+
+    A name is that of an event, an alias, or a method for all modes, such as `after_iter`. `after_val_iter`
+    takes precedence over `after_iter` for the event of that name.
+
+    Args:
+        owner: name of the class that has the methods, for the error message.
+
+    Raises:
+        TypeError: two of the names mean one event.
+    """
+    method_of: dict[str, str] = {}
+    for point in points:
+        for event in GENERIC.get(point, (ALIASES.get(point, point),)):
+            other = method_of.setdefault(event, point)
+            if point in GENERIC or other == point:
+                continue
+            if other not in GENERIC:
+                raise TypeError(
+                    f"{owner} has both {other} and {point}, two names of one event: keep one of them"
+                )
+            method_of[event] = point
+    events_of_method: dict[str, list[str]] = {}
+    for event in map(event_name, declared_events()):
+        if event in method_of:
+            events_of_method.setdefault(method_of[event], []).append(event)
+    return events_of_method

@@ -1,4 +1,4 @@
-"""A hook that computes precise statistics of batch norm layers before they are evaluated or saved."""
+"""A hook that computes precise batch norm statistics before the model is evaluated or saved."""
 
 from __future__ import annotations
 
@@ -29,39 +29,40 @@ logger = logging.getLogger("eventloop")
 
 
 class PreciseBN(Hook):
-    """Replace the running averages of batch norm layers by the statistics of the population.
+    """Replace the running averages of batch norm layers by statistics over many batches.
 
         PreciseBN(interval=1, num_iter=200)
         PreciseBN(num_iter=None, data_loader=loader_without_augmentation)     # a whole pass, at the end
 
     The hook makes a pass over data at an interval and at the end of the run; `update_bn_stats` defines the
-    statistics. It runs after the optimizer and the schedulers, and before the checkpoint and the evaluation
-    of the same epoch or iteration, so both use the precise statistics. Training is not affected, because
-    layers in training mode normalize by their batch.
+    statistics. The pass comes after the optimizer and the schedulers, and before the checkpoint and the
+    evaluation of the same epoch or iteration, so both use the precise statistics. Training is not affected,
+    because layers in training mode normalize by their batch.
 
-    A stopped run makes no pass at its end, and a pass that a stop cuts short changes nothing. When the run
-    goes on or is resumed, it makes that pass first. The time of a pass counts as evaluation, not as part of
-    an iteration. If the model has no layer to update, a warning is logged once at the start.
+    A stopped run makes no pass at its end, and a pass that a stop interrupts changes nothing. When the run is
+    continued or resumed, it first makes the interrupted pass. The time of a pass counts as evaluation, not as
+    part of an iteration. If the model has no layer to update, a warning is logged once at the start.
 
-    With an `EMAHook` the statistics are those of the model's own weights, and the average is evaluated and
-    saved with them. When the training is done, the statistics of the average itself can be computed:
+    With an `EMAHook` the statistics are those of the model with its own weights, and the average is evaluated
+    and saved with these statistics. After the training, compute the statistics of the average by:
 
         average = ema_hook.ema_model.module
         update_bn_stats(average.train(), loader, None)
 
     Args:
         interval: epochs or iterations between two passes; -1 makes one pass, at the end of the run.
-        num_iter: batches to run; a shorter loader is started again. None runs one whole pass.
-        data_loader: the loader to run; by default the train loader, in a separate pass that leaves the order
-            of training's own pass unchanged. Pass a data_loader if the train loader or its sampler keeps its
-            position. A train loader or sampler with `state_dict` and `load_state_dict` is refused; a position
-            in other attributes is not noticed. A `DataLoader`'s own `state_dict`, as torchdata's, is fine.
-        by_epoch: the unit of `interval`; by default the run's unit.
+        num_iter: the number of batches of a pass; a shorter loader is started again. None runs the loader
+            once to its end.
+        data_loader: the loader for a pass; by default the train loader, whose order in the training does not
+            change. A train loader or sampler that keeps its position needs a `data_loader`: an object with
+            `state_dict` and `load_state_dict` is refused, a position in other attributes is not detected. A
+            `DataLoader` with a `state_dict`, such as torchdata's, is accepted.
+        by_epoch: whether `interval` counts epochs; by default True in a run measured in epochs.
         forward: a function `(model, batch)`, run without gradients. By default the trainer's `train_step`, or
-            the model on the inputs of `(inputs, target)`. Actions of hooks around a training step, such as
-            autocast, are left out.
-        unbiased: True takes the unbiased estimate of the variance, False that of the population, as fvcore
-            does.
+            the model on the inputs of `(inputs, target)`. What hooks add to a training step, such as
+            autocast, is not done.
+        unbiased: True computes the unbiased estimate of the variance, False the variance of the values, as
+            fvcore does.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong type or out of range.
@@ -90,16 +91,16 @@ class PreciseBN(Hook):
             _check_loader(data_loader, "data_loader")
         self._interval, self._num_iter, self._by_epoch = interval, num_iter, by_epoch
         self._data_loader, self._forward, self._unbiased = data_loader, forward, unbiased
-        self._warned = False
-        self._ran_at = -1
-        self._missed: list[str] = []  # names of the layers of a pass that a stop cut short
+        self._layers_checked = False
+        self._last_pass = -1  # the number of completed iterations at the last pass
+        self._interrupted: list[str] = []  # the names of the layers of a pass that a stop interrupted
 
     def check(self, trainer: Trainer) -> None:
-        """Choose the unit, and refuse a train loader that can be run only once.
+        """Choose the unit of the interval, and refuse a train loader that can be run only once.
 
         Raises:
-            TypeError: the train loader is an iterator, or it or its sampler keeps its position, so training
-                would lose the batches of a pass.
+            TypeError: the train loader is an iterator, or it or its sampler keeps its position, so a pass
+                would take batches from the training.
             ValueError: `by_epoch=True` in a run measured in iterations.
         """
         if self._by_epoch is None:
@@ -113,7 +114,7 @@ class PreciseBN(Hook):
             _check_train_loader(trainer.train_loader, "train_loader")
 
     def settings(self) -> dict[str, Any]:
-        """Return when a pass is made, its number of batches, and the estimate of the variance."""
+        """Return the interval, the number of batches of a pass, and the estimate of the variance."""
         return {
             "interval": self._interval,
             "by_epoch": self._by_epoch,
@@ -122,8 +123,8 @@ class PreciseBN(Hook):
         }
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Make the pass that a stop cut short, before the evaluation that was due after that pass."""
-        if not self._missed:
+        """Make a pass that a stop has interrupted, before the evaluation that was to follow it."""
+        if not self._interrupted:
             return
         if self._data_loader is None and trainer.loader is None:
             logger.warning(
@@ -135,45 +136,49 @@ class PreciseBN(Hook):
         undo = Undo()
         with undo, undo:
             save_modes(undo, unwrap(trainer.model))
-            _set_training_modes(trainer, self._missed)
+            _set_training_modes(trainer, self._interrupted)
             self.update_stats(trainer)
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Warn once if the model, which is in its training modes here, has no batch norm layer to update."""
+        """Warn at the first epoch if the model has no batch norm layer in training mode.
+
+        Raises:
+            TypeError: the loader of a hand-written loop can be run only once.
+        """
         if self._data_loader is None and trainer.loader is not None:
-            # the loader of a hand-written loop is known only now
             _check_train_loader(trainer.loader, "the train loader")
-        if not self._warned and not get_bn_modules(trainer.model):
+        if not self._layers_checked and not get_bn_modules(trainer.model):
             logger.warning(
                 "PreciseBN does nothing: %s has no batch norm layer that is in training mode and keeps "
                 "running statistics",
                 type(unwrap(trainer.model)).__name__,
             )
-        self._warned = True
+        self._layers_checked = True
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Make a pass if one is due after this iteration, or if this is the last iteration."""
+        """Make a pass at the interval and in the last iteration, if the interval counts iterations."""
         if self._by_epoch:
             return
-        due = self.every_n_train_iters(trainer, self._interval) or self.is_last_train_iter(trainer)
-        if due and trainer.bus.failing is None:
-            self._ran_at = trainer.iter + 1
+        is_due = self.every_n_train_iters(trainer, self._interval) or self.is_last_train_iter(trainer)
+        if is_due and trainer.bus.failing is None:
+            self._last_pass = trainer.iter + 1
             self.update_stats(trainer)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Make a pass if one is due after this epoch, or if this is the last epoch.
+        """Make a pass at an interval of epochs, and after the last epoch unless its last iteration made one.
 
-        In a run of epochs with an interval in iterations the last iteration may be known only here.
+        `after_train_iter` does not know the last iteration if the train loader has no length.
         """
         if event.reason != COMPLETED or trainer.bus.failing is not None:
             return
-        due = self._by_epoch and self.every_n_epochs(trainer, self._interval)
-        if due or (self.is_last_train_epoch(trainer) and self._ran_at != trainer.iter):
-            self._ran_at = trainer.iter
+        is_due = self._by_epoch and self.every_n_epochs(trainer, self._interval)
+        ends_run = self.is_last_train_epoch(trainer) and self._last_pass != trainer.iter
+        if is_due or ends_run:
+            self._last_pass = trainer.iter
             self.update_stats(trainer)
 
     def update_stats(self, trainer: Trainer) -> None:
-        """Compute the statistics in a pass now; in a process group all ranks must call this.
+        """Make a pass now, and set the statistics; in a process group all ranks must call this method.
 
         Raises:
             ValueError, RuntimeError: see `update_bn_stats`; or there is no loader to run.
@@ -188,9 +193,9 @@ class PreciseBN(Hook):
         undo.attributes(trainer.clock.waits, "place")
         with undo, undo, trainer.clock.excluding():
             save_fields(undo, trainer)
-            # DistributedDataParallel's collectives would wait for ranks with more batches
+            # DistributedDataParallel's collectives would hang if one rank has fewer batches than another
             trainer.model = unwrap(trainer.model)
-            ran = update_bn_stats(
+            batches = update_bn_stats(
                 trainer.model,
                 loader,
                 trainer.fast_dev_run or self._num_iter,
@@ -200,27 +205,28 @@ class PreciseBN(Hook):
                 stop=lambda: trainer.asked_to_stop,
             )
         names = {layer: name for name, layer in unwrap(trainer.model).named_modules()}
-        self._missed = [] if ran else [names[layer] for layer in layers]
-        if ran:
-            logger.info("precise statistics of %d batch norm layers from %d batches", len(layers), ran)
+        self._interrupted = [] if batches else [names[layer] for layer in layers]
+        if batches:
+            logger.info("precise statistics of %d batch norm layers from %d batches", len(layers), batches)
         else:
             logger.info(
                 "precise statistics were not computed, because the run is stopping: the running averages stay"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the names of the layers of a pass that a stop cut short."""
-        return {"missed": list(self._missed)}
+        """Return the names of the layers of a pass that a stop has interrupted."""
+        return {"missed": list(self._interrupted)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved state. If a stop had cut a pass short, `before_train` makes that pass again.
+        """Load a saved state; `before_train` then makes a pass that a stop had interrupted.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.
         """
-        self._missed = read_as(_State, state, "PreciseBN cannot take its state").missed
+        self._interrupted = read_as(_State, state, "PreciseBN cannot take its state").missed
 
     def _forward_of(self, trainer: Trainer) -> Forward | None:
+        """Return the function `(model, batch)` of a pass; None for the model on the batch's inputs."""
         step = trainer.custom_step
         if self._forward is not None or step is None:
             return self._forward
@@ -243,7 +249,7 @@ class _State(msgspec.Struct):
 
 
 def _set_training_modes(trainer: Trainer, names: list[str]) -> None:
-    """Set the modes of the training, with batch norm layers that are not in `names` in eval mode."""
+    """Set the model's training modes, but eval mode for batch norm layers whose names are not in `names`."""
     model = unwrap(trainer.model)
     trainer.modes.set(model)
     for name, module in model.named_modules():
@@ -252,6 +258,7 @@ def _set_training_modes(trainer: Trainer, names: list[str]) -> None:
 
 
 def _check_loader(loader: object, name: str) -> None:
+    """Refuse an object that is no iterable of batches, and an iterator, which can be run only once."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"PreciseBN: {name} must be an iterable of batches, got {loader!r}")
     refuse_samples(f"PreciseBN: {name}", loader)
@@ -263,9 +270,10 @@ def _check_loader(loader: object, name: str) -> None:
 
 
 def _check_train_loader(loader: object, name: str) -> None:
+    """Refuse a train loader that a second pass would change: an iterator, or a loader with a position."""
     _check_loader(loader, name)
-    if (found := position_of(loader)) is not None:
+    if (stateful := position_of(loader)) is not None:
         raise TypeError(
-            f"PreciseBN: {name} has a {type(found).__name__} with a state_dict, whose position a separate "
+            f"PreciseBN: {name} has a {type(stateful).__name__} with a state_dict, whose position a separate "
             "pass would move: give PreciseBN(data_loader=...) another loader"
         )

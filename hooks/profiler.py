@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 TraceHandler = Callable[[profile], object]
 
 _TRACE_TYPES = ["log_trace", "tb_trace"]
+"""The values of `type` in `on_trace_ready=dict(type=...)`."""
 _TRACE_OPTIONS = {
     "log_trace": [
         "sort_by",
@@ -45,6 +46,7 @@ _TRACE_OPTIONS = {
     ],
     "tb_trace": ["dir_name", "worker_name", "use_gzip"],
 }
+"""The other options of `on_trace_ready`, by its type."""
 
 
 class ProfilerHook(Hook):
@@ -54,24 +56,26 @@ class ProfilerHook(Hook):
         ProfilerHook(by_epoch=False, profile_times=8, schedule=dict(wait=2, warmup=2, active=4, repeat=1),
                      on_trace_ready=dict(type="log_trace", sort_by="self_cpu_time_total", row_limit=20))
 
-    The profile begins with the first epoch that is trained, so the loading of a checkpoint is left out, and a
-    resumed run is profiled from where it resumes. Every iteration is one step of `schedule`. The profile ends
-    early if the training does, for whatever reason. The training thread writes the trace, and the profiler
-    itself slows it down.
+    The profile begins with the first epoch that this process trains, so it does not include the loading of a
+    checkpoint, and a resumed run is profiled from its first iteration after the resume. Every iteration is
+    one step of `schedule`. If the training ends, for whatever reason, the profile ends too. The training
+    thread writes the trace, and the profiler slows the training down.
 
     Args:
-        by_epoch: the unit of `profile_times`; by default the run's unit.
-        profile_times: iterations or epochs to profile; at most one epoch, because its trace is already large.
+        by_epoch: whether `profile_times` counts epochs; by default True in a run measured in epochs.
+        profile_times: the number of iterations to profile, or 1 for one epoch; a trace of more epochs would
+            be too large.
         activity_with_cpu, activity_with_cuda: whether to record activities of the CPU and of the CUDA device.
-        schedule: arguments of `torch.profiler.schedule`: `wait`, `warmup`, `active`, `repeat`, `skip_first`;
-            by default everything is one trace.
+        schedule: arguments of `torch.profiler.schedule`: `wait`, `warmup`, `active`, `repeat`, `skip_first`.
+            By default there is one trace of all profiled iterations.
         on_trace_ready: the handler of each trace: a function that takes the profiler; `dict(type="log_trace",
             ...)` with the arguments of `key_averages().table()`, which emits the table as a text named
             `profile`; `dict(type="tb_trace", dir_name=...)` for TensorBoard's plugin, `tf_tracing_logs` by
             default; or a path, which acts as `json_trace_path`.
         record_shapes, profile_memory, with_stack, with_flops: see `torch.profiler.profile`.
-        json_trace_path: a file for Chrome's and Perfetto's viewers. The second trace of a schedule goes to
-            `trace_2.json`, that of rank 1 to `trace_rank1.json`. A ".gz" at its end compresses it.
+        json_trace_path: a file for Chrome's and Perfetto's viewers, such as `trace.json`. The second trace of
+            a schedule goes to `trace_2.json`, the trace of rank 1 to `trace_rank1.json`. A file whose name
+            ends in ".gz" is compressed.
 
     Paths are relative to the trainer's work_dir.
 
@@ -122,12 +126,12 @@ class ProfilerHook(Hook):
         }
         self._steps_needed = _steps_to_first_trace(schedule)
         self._profile: profile | None = None
-        self._advance: Callable[[], None] | None = None
+        self._step: Callable[[], None] | None = None
         self._done = False
-        self._total = self._remaining = self._traces = 0
+        self._total_steps = self._remaining_steps = self._traces = 0
 
     def check(self, trainer: Trainer) -> None:
-        """Choose the unit, and refuse a profile that would be empty or would not end.
+        """Choose the unit of `profile_times`, and refuse a profile that would be empty or would not end.
 
         Raises:
             ValueError: the run is shorter than the profile, or the profile is shorter than the schedule.
@@ -143,11 +147,13 @@ class ProfilerHook(Hook):
                 f"ProfilerHook profiles one epoch at most, got profile_times={self._times} epochs: pass "
                 "by_epoch=False to count iterations"
             )
-        total = trainer.max_iters
-        length = trainer.counting.iterations(trainer.limits.length("train", trainer.train_loader))
-        steps = length if by_epoch else self._times
-        if not by_epoch and total is not None and self._times > total:
-            raise ValueError(f"profile_times={self._times} is more than the {total} iterations of the run")
+        max_iters = trainer.max_iters
+        epoch_length = trainer.counting.iterations(trainer.limits.length("train", trainer.train_loader))
+        steps = epoch_length if by_epoch else self._times
+        if not by_epoch and max_iters is not None and self._times > max_iters:
+            raise ValueError(
+                f"profile_times={self._times} is more than the {max_iters} iterations of the run"
+            )
         if steps is not None and steps < self._steps_needed:
             raise ValueError(
                 f"the schedule needs {self._steps_needed} iterations for a trace (skip_first + wait + warmup "
@@ -156,32 +162,33 @@ class ProfilerHook(Hook):
         self._by_epoch = by_epoch
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Start the profiler in the first epoch."""
+        """Start the profiler before the first epoch."""
         if self._done or self._profile is not None:
             return
-        ready = None
+        handler = None
         if self._on_trace_ready is not None or self._json_path is not None:
-            ready = partial(self._trace_ready, trainer)
-        profiler = self._profile = profile(on_trace_ready=ready, **self._options)
-        self._advance = self._step_of(profiler)
-        self._total = self._remaining = 0 if self._by_epoch else self._times
+            handler = partial(self._handle_trace, trainer)
+        profiler = self._profile = profile(on_trace_ready=handler, **self._options)
+        self._step = self._step_function(profiler)
+        self._total_steps = self._remaining_steps = 0 if self._by_epoch else self._times
         profiler.__enter__()
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Advance the profiler by one step, and stop it after the last one."""
+        """Advance the profiler by one step, and stop it after the last profiled iteration."""
         if self._profile is None:
             return
-        if not self._total:
-            # the length is known now; -1 never counts down to 0, so the end of the epoch stops the profiler
-            self._total = self._remaining = trainer.counting.iterations(trainer.position.length) or -1
-        self._remaining -= 1
-        if not self._remaining:
-            # a step beyond the last would begin another, empty trace of the schedule
+        if not self._total_steps:  # the first iteration of a profile of one epoch
+            # -1, for a loader without a length, never counts down to 0: `after_train_epoch` ends the profile
+            length = trainer.counting.iterations(trainer.position.length)
+            self._total_steps = self._remaining_steps = length or -1
+        self._remaining_steps -= 1
+        if not self._remaining_steps:
+            # no step after the last iteration: it would begin another, empty trace of the schedule
             if not self._by_epoch:
                 self._end()
-        elif self._advance is not None:
+        elif self._step is not None:
             try:
-                self._advance()
+                self._step()
             except BaseException:
                 # stopping a profiler whose step raised ends the process with a segmentation fault in torch
                 self._drop_profile()
@@ -193,13 +200,13 @@ class ProfilerHook(Hook):
             self._end()
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Stop the profiler with the training, because a running profiler prevents the next from starting."""
+        """Stop the profiler, because a running profiler would prevent another one from starting."""
         self._end()
 
-    def _step_of(self, profiler: profile) -> Callable[[], None] | None:
-        """Return the function that advances the profiler, or None if its step count can be set at the end.
+    def _step_function(self, profiler: profile) -> Callable[[], None] | None:
+        """Return the function that advances the profiler, or None if `_end` can set the number of steps.
 
-        Without a schedule, a CUDA device or a Kineto daemon, PyTorch's own step does nothing but count.
+        Without a schedule, a CUDA device or a Kineto daemon, PyTorch's own step only counts.
         """
         if self._options["schedule"] is not None:
             return partial(_step_quietly, profiler)
@@ -208,18 +215,21 @@ class ProfilerHook(Hook):
         return profiler.step
 
     def _end(self) -> None:
+        """Stop the profiler if it runs; it then calls the handler of the trace."""
         if (profiler := self._profile) is None:
             return
-        if self._advance is None:
-            # the last iteration makes no step, nor does an epoch without an iteration
-            profiler.step_num = max(0, self._total - self._remaining - (not self._remaining))
+        if self._step is None:
+            iterations = self._total_steps - self._remaining_steps
+            # the last iteration of the profile makes no step
+            profiler.step_num = max(0, iterations if self._remaining_steps else iterations - 1)
         self._drop_profile()
         profiler.__exit__(None, None, None)
 
     def _drop_profile(self) -> None:
-        self._profile, self._advance, self._done = None, None, True
+        self._profile, self._step, self._done = None, None, True
 
-    def _trace_ready(self, trainer: Trainer, profiler: profile) -> None:
+    def _handle_trace(self, trainer: Trainer, profiler: profile) -> None:
+        """Call the handler of a finished trace, and write the file of `json_trace_path`."""
         self._traces += 1
         handler = self._on_trace_ready
         if isinstance(handler, Mapping):
@@ -232,19 +242,23 @@ class ProfilerHook(Hook):
         elif callable(handler):
             handler(profiler)
         if self._json_path is not None:
-            path = trainer.work_dir / _numbered(self._json_path, self._traces, trainer)
+            path = trainer.work_dir / _trace_file(self._json_path, self._traces, trainer)
             path.parent.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(path))
 
 
 def _step_quietly(profiler: profile) -> None:
-    """Advance the profiler without PyTorch's warning of lost events, which does not apply here."""
+    """Advance the profiler without PyTorch's warning that events of earlier cycles are cleared.
+
+    Nothing is lost, because the handler of each cycle's trace has run by then.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning: Profiler clears events")
         profiler.step()
 
 
 def _activities(*, cpu: bool, cuda: bool) -> list[ProfilerActivity]:
+    """Return the activities to record; refuse to record none, or a CUDA device that is missing."""
     if not cpu and not cuda:
         raise ValueError(
             "ProfilerHook has nothing to record: set activity_with_cpu=True or activity_with_cuda=True"
@@ -255,6 +269,7 @@ def _activities(*, cpu: bool, cuda: bool) -> list[ProfilerActivity]:
 
 
 def _schedule(schedule: Mapping[str, int] | None) -> Callable[[int], Any] | None:
+    """Check the arguments of `torch.profiler.schedule`, and return the schedule; None without arguments."""
     if schedule is None:
         return None
     if not isinstance(schedule, Mapping):
@@ -265,15 +280,17 @@ def _schedule(schedule: Mapping[str, int] | None) -> Callable[[int], Any] | None
         at_least(f"{key} of the schedule", value, int(key == "active"))
     if missing := [key for key in known[:3] if key not in schedule]:
         raise ValueError(f"the schedule lacks {', '.join(missing)}, got {dict(schedule)!r}")
-    made: Callable[[int], Any] = torch_schedule(**schedule)
-    return made
+    action_of_step: Callable[[int], Any] = torch_schedule(**schedule)
+    return action_of_step
 
 
 def _steps_to_first_trace(schedule: Mapping[str, int] | None) -> int:
+    """Return the number of steps until the first trace of a schedule is complete; 0 without a schedule."""
     return 0 if schedule is None else sum(value for key, value in schedule.items() if key != "repeat")
 
 
 def _check_handler(handler: object, json_path: object) -> None:
+    """Refuse an `on_trace_ready` that is no function or config, or that writes the same trace as a path."""
     if handler is None:
         return
     if not isinstance(handler, Mapping):
@@ -294,7 +311,8 @@ def _check_handler(handler: object, json_path: object) -> None:
         )
 
 
-def _numbered(path: Path, number: int, trainer: Trainer) -> Path:
+def _trace_file(path: Path, number: int, trainer: Trainer) -> Path:
+    """Return `path` with the rank, if there are several, and the trace's number from 2 on, in its name."""
     rank = f"_rank{trainer.rank}" if trainer.world_size > 1 else ""
     count = f"_{number}" if number > 1 else ""
     stem, dot, suffixes = path.name.partition(".")

@@ -1,4 +1,4 @@
-"""A hook that goes back to a checkpoint when a metric diverges, and skips the batches that led there."""
+"""A hook that goes back to a checkpoint after a spike of a metric, and skips the batches before the spike."""
 
 from __future__ import annotations
 
@@ -30,44 +30,47 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 RANK = 3
-"""The value of the window, counted from the largest one, above which a value is unusual."""
+"""A value must exceed the third largest value of the window to belong to a spike."""
 
 
 class RollbackHook(Hook):
-    """Go back to a checkpoint from before a spike of the loss, and skip the batches that led to it.
+    """Go back to a checkpoint from before a spike of the loss, and skip the batches that led to the spike.
 
         hooks=[CheckpointHook(interval=500, by_epoch=False), RollbackHook(spike=3.0, margin=100)]
 
-    This is what was done by hand for PaLM (arXiv 2204.02311, section 5.1): restart some 100 steps before the
-    spike, and skip 200 to 500 batches, those before and in it. The hook calls `trainer.rollback` for it, so
-    the run goes on as a new process would that has resumed from the checkpoint.
+    PaLM was trained like this by hand (arXiv 2204.02311, section 5.1): the authors restarted some 100 steps
+    before a spike, and skipped 200 to 500 batches before and during the spike. The hook calls
+    `trainer.rollback`, after which the run continues like a new process that has resumed from the checkpoint.
 
-    A value belongs to a spike if it is NaN or infinite; or if it is above `spike` times the median of the
-    last `window` values, and above the third largest of them. The second condition follows the noise: the
-    loss of small batches is often three times its median. `consecutive` such values in a row are a spike.
-    So a single bad batch is no spike. Whatever the distribution of healthy values is, five in a row that are
-    independent of the others are among the seven largest of 105 in one of 4.6 million iterations (21 of the
-    96,560,646 places of five). Before there are `window` values only NaN and infinite ones count.
+    A value is unusual if it is NaN or infinite; or if it is above `spike` times the median of the last
+    `window` usual values, and above the third largest of them. The second condition adapts to the noise: the
+    loss of small batches is often three times its median. `consecutive` unusual values in a row are a spike,
+    so a single bad batch is no spike. If the values of a healthy run are independent and of one distribution,
+    five in a row exceed the third largest of the 100 values before them once in 4.6 million iterations: the
+    probability is C(7, 5) / C(105, 5). Until there are `window` values, only NaN and infinite ones are
+    unusual.
 
-    The values are read in the background, when the logger's interval ends, so a spike is found an interval
-    late; no iteration but the last one of a training waits for a value. The values of rank 0 decide for all
-    ranks. Its commands are recorded in `commands.jsonl`, and a repetition of the run applies them again.
+    The values are read in the background, when the logger's interval ends, so a spike is found up to an
+    interval late. Only the last iteration of a training waits for a value. The values of rank 0 decide for
+    all ranks. The rollbacks are recorded as commands in `commands.jsonl`, and a repetition of the run applies
+    them again.
 
-    Without a checkpoint that is old enough the hook says so once, and goes on; if the metric is NaN or
-    infinite, it raises an error, so that no checkpoint of lost weights is saved. After `max_rollbacks` it
-    goes back a last time and stops the run there, with its checkpoint.
+    If no checkpoint is old enough, the hook logs a warning, once, and the run goes on; but if the metric is
+    NaN or infinite, the hook raises an error, so that no checkpoint with lost weights is saved. After
+    `max_rollbacks` rollbacks the next spike makes the run go back to a checkpoint and stop there.
 
     Args:
         monitor: a metric that is logged in each training iteration, such as "loss" or "grad_norm".
-        spike: the multiple of the median.
-        window: the number of values whose median and third largest value are compared.
-        margin: the least number of iterations from the checkpoint to the begin of the spike.
-        max_rollbacks: the number of rollbacks after which the next spike stops the run; those before a resume
-            count too.
-        skip: skip the batches from the checkpoint through those of the spike that were found; False trains on
-            them again.
-        scale_lr: a factor of the learning rates and their schedules at each rollback; None leaves them.
-        consecutive: the number of values in a row that are a spike.
+        spike: the factor of the median above which a value may be unusual.
+        window: the number of values from which the median and the third largest value are taken.
+        margin: the least number of iterations from the checkpoint to the first unusual value.
+        max_rollbacks: the number of rollbacks after which the next spike stops the run; rollbacks before a
+            resume count too.
+        skip: True skips the batches from the checkpoint to the last unusual value that was found; False
+            trains on them again.
+        scale_lr: a factor that each rollback applies to the learning rates and their schedules; None does not
+            change them.
+        consecutive: the number of unusual values in a row that make a spike.
 
     Raises:
         TypeError, ValueError: an option is of the wrong type or out of range.
@@ -97,9 +100,9 @@ class RollbackHook(Hook):
             number("scale_lr", scale_lr, above=0)
         positive("consecutive", consecutive)
         self._monitor, self._spike, self._window, self._consecutive = monitor, spike, window, consecutive
-        self._margin, self._most, self._skip = margin, max_rollbacks, skip
+        self._margin, self._max_rollbacks, self._skip = margin, max_rollbacks, skip
         self._scale_lr = 1.0 if scale_lr is None else scale_lr
-        self._watch = self._new_watch(())
+        self._detector = self._new_detector(())
         self._requested = self._warned = False
 
     def check(self, trainer: Trainer) -> None:
@@ -110,40 +113,45 @@ class RollbackHook(Hook):
         """
         if trainer.fast_dev_run:
             return
-        for needed, why in ((LoggerHook, "logs what it monitors"), (CheckpointHook, "saves where it goes")):
+        needed_hooks = ((LoggerHook, "logs what it monitors"), (CheckpointHook, "saves where it goes"))
+        for needed, why in needed_hooks:
             if not any(isinstance(hook, needed) for hook in trainer.hooks):
                 raise ValueError(f"RollbackHook needs a {needed.__name__}, which {why}: the trainer has none")
         if any(isinstance(hook, CheckInvalidLossHook) for hook in trainer.hooks):
             raise ValueError(
-                "expected RollbackHook or CheckInvalidLossHook, got both: the one ends the run at a loss "
-                "from which the other goes back; remove CheckInvalidLossHook"
+                "expected RollbackHook or CheckInvalidLossHook, got both: CheckInvalidLossHook ends the run "
+                "at a loss from which RollbackHook goes back; remove CheckInvalidLossHook"
             )
         if trainer.rank == 0:
-            trainer.metrics.followers.append(partial(self._follow, trainer))
+            trainer.metrics.followers.append(partial(self._receive, trainer))
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Begin to watch, with the healthy values from before or of the checkpoint."""
-        self._watch = self._new_watch(self._watch.values)
+        """Start a detector with the usual values of the last training, or of the checkpoint.
+
+        A rollback that was requested in the last training is withdrawn, because its iterations are abandoned.
+        """
+        self._detector = self._new_detector(self._detector.values)
         self._requested = False
-        for command in list(waiting := trainer.stops.commands):
-            if command.source == self.name:  # a spike that was found meanwhile is of abandoned iterations
-                waiting.remove(command)
+        commands = trainer.stops.commands
+        for command in list(commands):
+            if command.source == self.name:
+                commands.remove(command)
 
     @on(priority=Priority.LOW)
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Read the values that are left at the end of a training, so that a spike there is found as well."""
+        """Read the remaining values in the last iteration, so that a spike at the end is found too."""
         if self.is_last_train_iter(trainer) and trainer.rank == 0:
             trainer.metrics.read_pending()
 
     def command_refused(self, trainer: Trainer, event: CommandRefused) -> None:
-        """Say that the run cannot go back.
+        """Log a warning if this hook's rollback was refused, for example because no checkpoint is old enough.
 
         Raises:
             FloatingPointError: the metric is NaN or infinite.
         """
         if event.source != self.name or trainer.stops.goes_back:
             return
-        if decided_by_rank_0(lambda: self._watch.lost):
+        if decided_by_rank_0(lambda: self._detector.lost):
             raise FloatingPointError(
                 f"{event.arguments.get('reason')}, and the run cannot go back: {event.reason}; save more "
                 "often, or lower RollbackHook(margin=...)"
@@ -151,123 +159,135 @@ class RollbackHook(Hook):
         if not self._warned:
             logger.warning("RollbackHook does not go back: %s", event.reason)
         self._warned = True
-        self._watch, self._requested = self._new_watch(()), False
+        self._detector, self._requested = self._new_detector(()), False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last healthy values that were read."""
-        return {"values": [*self._watch.values]}
+        """Return the last usual values of the metric."""
+        return {"values": [*self._detector.values]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the healthy values of a checkpoint.
+        """Load the usual values of a checkpoint.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.
         """
         saved = read_as(_State, state, "RollbackHook cannot take its state")
-        self._watch = self._new_watch(saved.values)
+        self._detector = self._new_detector(saved.values)
 
     # --- in the background ---------------------------------------------------------------------------------
 
-    def _follow(self, trainer: Trainer, rows: list[Row]) -> None:
-        """Judge the values that were read, and have the training thread go back after a spike."""
-        watch = self._watch
+    def _receive(self, trainer: Trainer, rows: list[Row]) -> None:
+        """Add the metric's values in `rows` to the detector, and request a rollback after a spike.
+
+        The metrics call this method on the thread that has read the values.
+        """
+        detector = self._detector
         for row in rows:
             if self._monitor in row.shape.names and row.phase.mode == "train":
-                watch.add(row.iteration, row.scalars()[self._monitor])
-        waiting = self._requested or trainer.stops.goes_back or trainer.commands.repeating
-        if watch.is_spike and trainer.running and not waiting:
-            self._requested = True
-            with suppress(RuntimeError):  # the run has just ended
-                self._request(trainer, watch)
+                detector.add(row.iteration, row.scalars()[self._monitor])
+        is_requested = self._requested or trainer.stops.goes_back
+        if not detector.is_spike or is_requested or trainer.commands.repeating or not trainer.running:
+            return
+        self._requested = True
+        with suppress(RuntimeError):  # the run has just ended
+            self._request_rollback(trainer, detector)
 
-    def _request(self, trainer: Trainer, watch: _Watch) -> None:
-        applied = [each for each in trainer.applied_commands if each.source == self.name]
-        stops = len(applied) >= self._most
-        reason = f"{self._monitor} {watch.text}"
+    def _request_rollback(self, trainer: Trainer, detector: _SpikeDetector) -> None:
+        """Request a rollback from the training thread, which also stops the run after `max_rollbacks`."""
+        applied = [command for command in trainer.applied_commands if command.source == self.name]
+        stops = len(applied) >= self._max_rollbacks
+        reason = f"{self._monitor} {detector.text}"
         if stops:
-            reason += f", and max_rollbacks={self._most} are used up"
+            reason += f", and max_rollbacks={self._max_rollbacks} are used up"
         logger.warning("RollbackHook: %s; going back to a checkpoint", reason)
         trainer.commands.request(
             "rollback",
             source=self.name or "",
-            before=max(1, watch.begin - self._margin + 1),
-            until=watch.end + 1,
+            before=max(1, detector.begin - self._margin + 1),
+            until=detector.end + 1,
             skip="seen" if self._skip else 0,
             scale_lr=self._scale_lr,
             stop=stops,
             reason=reason,
         )
 
-    def _new_watch(self, values: Iterable[float]) -> _Watch:
-        return _Watch(values, self._spike, self._window, self._consecutive)
+    def _new_detector(self, values: Iterable[float]) -> _SpikeDetector:
+        return _SpikeDetector(values, self._spike, self._window, self._consecutive)
 
 
-class _Watch:
-    """Judge the values of one training in their order.
+class _SpikeDetector:
+    """Find a spike in the values of one training, which are added in order.
 
     Args:
-        values: healthy values from before.
-        spike, window, consecutive: those of `RollbackHook`.
+        values: the last usual values of an earlier training, or of a checkpoint.
+        spike, window, consecutive: see `RollbackHook`.
     """
 
     def __init__(self, values: Iterable[float], spike: float, window: int, consecutive: int) -> None:
         self.values = deque(values, window)
-        """The last healthy values, which another thread may copy."""
-        self._ordered = sorted(self.values)
+        """The last usual values; the training thread copies them for a checkpoint."""
+        self._sorted = sorted(self.values)
         self._spike, self._window, self._consecutive = spike, window, consecutive
-        self._unusual: list[float] = []  # the last values, in a row
+        self._unusual: list[float] = []
+        """The unusual values since the last usual one."""
         self.begin = 0
-        """The iteration of the first of the unusual values in a row."""
+        """The iteration of the first unusual value since the last usual one."""
         self.end = 0
-        """The iteration of the last of them."""
+        """The iteration of the last unusual value."""
 
     @property
     def is_spike(self) -> bool:
-        """Whether enough values in a row are unusual."""
+        """True once enough values in a row are unusual."""
         return len(self._unusual) >= self._consecutive
 
     @property
     def lost(self) -> bool:
-        """Whether the spike ends with a value that is NaN or infinite."""
+        """True if the last value of a spike is NaN or infinite."""
         return self.is_spike and not isfinite(self._unusual[-1])
 
     @property
     def text(self) -> str:
-        """What was found, for reports."""
+        """A description of the spike for messages, such as "was NaN or infinite in iteration 7, ..."."""
         several = f"s {self.begin} to" if self.begin < self.end else ""
-        at = f"in iteration{several} {self.end}"
+        iterations = f"in iteration{several} {self.end}"
+        last = self._unusual[-1]
         if self.lost:
-            return f"was NaN or infinite {at}, at last {self._unusual[-1]}"
-        middle = self._ordered[len(self._ordered) // 2]
+            return f"was NaN or infinite {iterations}, at last {last}"
         return (
-            f"was above {self._spike:g} times its median {middle:.4g} {at}, at last {self._unusual[-1]:.4g}"
+            f"was above {self._spike:g} times its median {self._median:.4g} {iterations}, at last {last:.4g}"
         )
 
     def add(self, iteration: int, value: float) -> None:
-        """Judge the value of an iteration."""
+        """Add the value of an iteration; after a spike usual values have no effect any more."""
         if self._is_unusual(value):
             if not self._unusual:
                 self.begin = iteration
             self._unusual.append(value)
             self.end = iteration
         elif not self.is_spike:
-            for healthy in filter(isfinite, (*self._unusual, value)):
-                self._append(healthy)
+            # the unusual values before this one were too few for a spike, so they count as usual ones
+            for usual in filter(isfinite, (*self._unusual, value)):
+                self._append(usual)
             self._unusual.clear()
 
+    @property
+    def _median(self) -> float:
+        return self._sorted[len(self._sorted) // 2]
+
     def _is_unusual(self, value: float) -> bool:
+        """Return whether a value is not finite, or unusually high as `RollbackHook` defines it."""
         if not isfinite(value):
             return True
-        ordered = self._ordered
-        if len(ordered) < self._window or value <= ordered[-RANK]:
+        if len(self._sorted) < self._window:
             return False
-        return value > self._spike * ordered[len(ordered) // 2]
+        return value > self._sorted[-RANK] and value > self._spike * self._median
 
     def _append(self, value: float) -> None:
+        """Append a usual value, and drop the oldest one if the window is full."""
         if len(self.values) == self._window:
-            del self._ordered[bisect_left(self._ordered, self.values[0])]
+            del self._sorted[bisect_left(self._sorted, self.values[0])]
         self.values.append(value)
-        insort(self._ordered, value)
+        insort(self._sorted, value)
 
 
 class _State(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""A hook that emits the facts of a run, and records the numbers that its train steps return as metrics."""
+"""A hook that emits a description of the run, and records the numbers of the train steps as metrics."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class RuntimeInfoHook(Hook):
 
         default_hooks=dict(runtime_info=dict(info={"seed": "7", "experiment": "baseline"}))
 
-    The numbers stay on their device, and the hook waits for none of them. Those of a mapping `log_vars`
-    within the outputs, as mmcv's models return, are recorded under their own names.
+    The numbers stay on their device, and the training thread waits for none of them. If the outputs have a
+    mapping `log_vars`, as those of mmcv's models, its numbers are recorded under the names in the mapping.
 
     Args:
-        info: further facts for `run_info`, such as a seed, an experiment's name or a config's text.
-        model_summary: log `trainer.model_summary` of the first batch, before the first iteration.
+        info: more entries of `run_info`, such as a seed, an experiment's name or a config's text.
+        model_summary: True logs `trainer.model_summary` of the first batch, before the first iteration.
 
     Raises:
         TypeError: `model_summary` is not a bool.
@@ -49,12 +49,12 @@ class RuntimeInfoHook(Hook):
         check_bools(model_summary=model_summary)
         self._info = dict(info or {})
         self._model_summary = model_summary
-        self._checked = False  # whether the outputs of an iteration were checked
+        self._outputs_checked = False
         if model_summary:
             import_torchinfo()
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe the event methods and, if asked, a handler that logs the summary once."""
+        """Subscribe the event methods and, with `model_summary`, a handler that logs the summary once."""
         super().attach(bus)
         if self._model_summary:
             bus.subscribe(self._log_summary, BeforeTrainIter, priority=self.priority, once=True)
@@ -64,15 +64,16 @@ class RuntimeInfoHook(Hook):
             log_text(trainer, "model_summary", trainer.model_summary(trainer.batch))
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Emit `run_info` with the facts of the run."""
+        """Emit `run_info` with a description of the run."""
         if not trainer.bus.wants(RunInfo):
             return
+        device_of_model = next((p.device for p in trainer.model.parameters()), "cpu")
         facts = {
             "model": type(trainer.model).__name__,
             "parameters": count_text(trainer.model),
             "optimizer": classes_text(trainer.optimizer) or "none",
             "schedulers": ", ".join(type(s).__name__ for s in trainer.schedulers) or "none",
-            "device": str(trainer.device or next((p.device for p in trainer.model.parameters()), "cpu")),
+            "device": str(trainer.device or device_of_model),
             "work_dir": str(trainer.work_dir),
             "python": platform.python_version(),
             "torch": str(torch.__version__),
@@ -88,20 +89,22 @@ class RuntimeInfoHook(Hook):
         )
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Record every number that the train step returned as a metric."""
+        """Record every number that the train step has returned as a metric."""
         outputs = trainer.outputs
-        # for other types the optimizer hook raises an error
-        if type(outputs) is dict or isinstance(outputs, Mapping):
-            if not self._checked:
-                self._warn_unlogged(outputs)
-            outputs = with_log_vars(outputs) if "log_vars" in outputs else outputs
-            if taken := trainer.logged_by_host:
-                outputs = {f"outputs/{k}" if k in taken else k: value for k, value in outputs.items()}
-            trainer.metrics.put_numbers(outputs)
+        is_mapping = type(outputs) is dict or isinstance(outputs, Mapping)
+        if not is_mapping:  # the optimizer hook raises an error
+            return
+        if not self._outputs_checked:
+            self._warn_unlogged(outputs)
+        if "log_vars" in outputs:
+            outputs = with_log_vars(outputs)
+        if names_of_host := trainer.logged_by_host:  # another engine logs metrics of these names
+            outputs = {f"outputs/{k}" if k in names_of_host else k: value for k, value in outputs.items()}
+        trainer.metrics.put_numbers(outputs)
 
     def _warn_unlogged(self, outputs: Mapping[str, Any]) -> None:
-        """Warn, in the first iteration, of numbers in mappings within the outputs."""
-        self._checked = True
+        """Log a warning in the first iteration if numbers in nested mappings are not recorded."""
+        self._outputs_checked = True
         if names := unlogged(outputs):
             logger.warning(
                 "the train step returned %s as mappings of numbers, which are not logged: return the numbers "

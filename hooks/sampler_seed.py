@@ -18,12 +18,12 @@ class DistSamplerSeedHook(Hook):
 
         loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
         Trainer(..., train_loader=loader)                      # every trainer has this hook
-        Trainer(..., default_hooks=dict(sampler_seed=None))    # this one has no such hook
+        Trainer(..., default_hooks=dict(sampler_seed=None))    # removes the hook
 
     A distributed sampler then shuffles differently in each epoch, and so does a streamed data set of Hugging
-    Face. The hook calls `set_epoch` of the loader, or else of its sampler (or its batch sampler's) and its
-    data set, of each that has it; in a loader that combines others, of those of each. A run measured in
-    iterations does the same at each pass over the loader.
+    Face. If the loader has no `set_epoch`, the hook calls that of its sampler, or of its batch sampler's
+    sampler, and that of its data set. If the loader combines several loaders, this is done for each of them.
+    In a run measured in iterations the trainer itself does so at the start of each pass over the loader.
     """
 
     priority = Priority.NORMAL

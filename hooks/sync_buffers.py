@@ -31,20 +31,22 @@ class SyncBuffersHook(Hook):
 
         hooks=[SyncBuffersHook()]
 
-    Floating point buffers become the mean over ranks; integers and booleans, such as `num_batches_tracked`,
-    become those of rank 0. Ranks see different data, so their batch norm statistics differ, and the
-    checkpoint would hold only rank 0's. The mean of variances ignores the differences between the ranks'
-    means; `PreciseBN` includes them. The hook syncs the model's own buffers, which `EMAHook` evaluates with,
-    or averages with `update_buffers=True`. Without a process group it does nothing.
+    Floating point buffers are set to their mean over ranks; integers and booleans, such as
+    `num_batches_tracked`, to rank 0's values. Ranks train on different data, so their batch norm statistics
+    differ, and the checkpoint would hold only rank 0's. The mean of the ranks' variances ignores that their
+    means differ; `PreciseBN` takes that into account. The hook syncs the model's own buffers. `EMAHook`
+    evaluates with them, or averages them with `update_buffers=True`. Without a process group this hook does
+    nothing.
     """
 
     priority = Priority.NORMAL
 
     def __init__(self) -> None:
         self._synced_at = -1
+        """The number of completed iterations at the last sync; -1 if the buffers may differ."""
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Discard the note of the last sync, because an earlier checkpoint may have been loaded.
+        """Forget the last sync, because a checkpoint may have been loaded after it.
 
         Raises:
             TypeError: a buffer is sharded over ranks.
@@ -56,38 +58,42 @@ class SyncBuffersHook(Hook):
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
         """Sync the buffers after a completed epoch.
 
-        After an error there is no sync, because the other ranks may never get here. An epoch that a stop cut
-        short continues when the run is resumed, with each rank's own buffers.
+        After an error nothing is synced, because other ranks may not call this method. After a stop within an
+        epoch nothing is synced either: a resumed run continues the epoch with each rank's own buffers.
         """
         if event.reason == COMPLETED and trainer.bus.failing is None:
             self._sync(trainer)
 
-    @on(priority=Priority.HIGH)  # before EMAHook (49) swaps the average in; swapping back would undo the sync
+    # HIGH is before EMAHook (priority 49), which puts the average into the model: its swap back after the
+    # evaluation would undo a sync that came later
+
+    @on(priority=Priority.HIGH)
     def before_val_epoch(self, trainer: Trainer, event: BeforeValEpoch) -> None:
-        """Sync buffers that changed since the last sync, before a validation."""
+        """Sync the buffers before a validation, unless no iteration was trained since the last sync."""
         self._sync(trainer)
 
     @on(priority=Priority.HIGH)
     def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
-        """Sync buffers that changed since the last sync, before a test."""
+        """Sync the buffers before a test, unless no iteration was trained since the last sync."""
         self._sync(trainer)
 
     @on(priority=Priority.HIGH)
     def before_predict(self, trainer: Trainer, event: BeforePredict) -> None:
-        """Sync buffers that changed since the last sync, before a prediction."""
+        """Sync the buffers before a prediction, unless no iteration was trained since the last sync."""
         self._sync(trainer)
 
     def _sync(self, trainer: Trainer) -> None:
-        # within an iteration `iter` still has the value from before it, so it cannot identify a sync
-        within = trainer.metrics.in_iteration
-        if trainer.world_size > 1 and (within or self._synced_at != trainer.iter):
+        """Sync the buffers on several ranks, unless no iteration was trained since the last sync."""
+        # within an iteration `trainer.iter` does not count this iteration yet, so always sync
+        in_iteration = trainer.metrics.in_iteration
+        if trainer.world_size > 1 and (in_iteration or self._synced_at != trainer.iter):
             sync_buffers(trainer.model.buffers())
-            self._synced_at = -1 if within else trainer.iter
+            self._synced_at = -1 if in_iteration else trainer.iter
 
 
 @torch.no_grad()
 def sync_buffers(buffers: Iterable[torch.Tensor]) -> None:
-    """Make tensors equal on all ranks, in place: floating point ones get the mean, others rank 0's values.
+    """Set floating point tensors to their mean over ranks, in place, and others to rank 0's values.
 
     There is one collective per device and dtype; half precision is summed in float32.
 
@@ -96,17 +102,18 @@ def sync_buffers(buffers: Iterable[torch.Tensor]) -> None:
         TypeError: a buffer is sharded over ranks.
     """
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for number, buffer in enumerate(buffers):
-        refuse_sharded(f"sync_buffers: the buffer {number}", buffer)
+    for index, buffer in enumerate(buffers):
+        refuse_sharded(f"sync_buffers: the buffer {index}", buffer)
         groups.setdefault((buffer.device, buffer.dtype), []).append(buffer)
     for (_, dtype), group in groups.items():
-        half = dtype in (torch.float16, torch.bfloat16)
-        flat = torch.cat([(buffer.float() if half else buffer).reshape(-1) for buffer in group])
+        is_half = dtype in (torch.float16, torch.bfloat16)
+        flat = torch.cat([(buffer.float() if is_half else buffer).reshape(-1) for buffer in group])
         with waiting("ranks", "the buffers"):
             if dtype.is_floating_point or dtype.is_complex:
                 dist.all_reduce(torch.view_as_real(flat) if dtype.is_complex else flat)
                 flat /= dist.get_world_size()
             else:
                 dist.broadcast(flat, src=0)
-        for buffer, value in zip(group, flat.split([buffer.numel() for buffer in group]), strict=True):
+        values = flat.split([buffer.numel() for buffer in group])
+        for buffer, value in zip(group, values, strict=True):
             buffer.copy_(value.view_as(buffer))

@@ -26,8 +26,10 @@ Number = float | torch.Tensor
 Count = Callable[[Any], Number]
 
 WARM_UP = 2
-"""First iterations of a training that are left out: FLOPs are counted in the first, and a compiled model is
-compiled in the second."""
+"""The number of first iterations of a training that no rate includes.
+
+FLOPs are counted in the first iteration, and a compiled model is compiled in the second.
+"""
 
 
 class ThroughputHook(Hook):
@@ -36,28 +38,28 @@ class ThroughputHook(Hook):
         ThroughputHook(count={"tokens": lambda batch: batch["attention_mask"].sum()})
         ThroughputHook(flops=True)      # also throughput/flops_per_sec and throughput/mfu
 
-    Each value covers the iterations since the previous value, without evaluations; the first two iterations
-    of a training, which warm up, are left out. The samples of a batch are the first dimension that most of
-    its tensors have, or the length of a list of samples; `count={"samples": ...}` counts them otherwise. With
+    Each rate is that of the iterations since the previous record, without evaluations and without the first
+    two iterations of a training. The number of samples in a batch is the first dimension that most of its
+    tensors have, or the length of a list of samples; `count={"samples": ...}` replaces this count. With
     several ranks a rate is that of all ranks: each rank records its own rate times `trainer.data_ranks`, the
     number of ranks with different data. The mean of these values, which `LoggerHook(reduce=True)` logs, is
     the exact sum of the rates.
 
     With `flops` the first iteration of a training runs under PyTorch's `FlopCounterMode`, which is slow, and
-    uncompiled, which takes the memory of an uncompiled model. All later iterations are assumed to have as
-    many operations. `throughput/flops_per_sec` is the rate of all ranks. `throughput/mfu`, the model FLOPs
-    utilization, is this rank's rate as a fraction, 0 to 1, of its device's peak. Operations that activation
-    checkpointing repeats count too.
+    without `torch.compile`, so it needs the memory of an uncompiled model. All later iterations are assumed
+    to have as many operations. `throughput/flops_per_sec` is the rate of all ranks. `throughput/mfu`, the
+    model FLOPs utilization, is this rank's rate as a fraction, 0 to 1, of its device's peak. Operations that
+    activation checkpointing repeats are included.
 
     Args:
-        interval: iterations between two values; the last iteration has one too.
-        count: a mapping from the name of a unit to a function `(batch) -> number` that counts it. Tensors of
-            one element are added up on their device, and no step waits for them. The metrics are
-            `throughput/<unit>_per_sec`.
-        flops: count the operations of the first iteration.
-        peak_flops: peak FLOP/s of the device. By default the data sheet's, without sparsity, for products in
-            bfloat16 and float16 on A100, H100 (SXM and PCIe) and H200; for other devices `throughput/mfu`
-            needs this argument.
+        interval: iterations between two records; the last iteration is recorded too.
+        count: for each unit, by its name, a function `(batch) -> number`. The rate of a unit is recorded as
+            `throughput/<unit>_per_sec`. A function may return a tensor of one element; such tensors are added
+            up on their device, and no step waits for them.
+        flops: True counts the operations of the first iteration.
+        peak_flops: the peak FLOP/s of the device. By default that of the data sheet, without sparsity, for
+            bfloat16 and float16 on A100, H100 (SXM and PCIe) and H200. Other devices and types have no
+            `throughput/mfu` without this argument.
 
     Raises:
         TypeError, ValueError: `interval` is not a positive int, `count` is not a mapping of names to
@@ -65,7 +67,7 @@ class ThroughputHook(Hook):
     """
 
     priority = Priority.HIGH + 1
-    """Directly after the optimizer's hook, and before the logger."""
+    """Directly after OptimizerHook, and before LoggerHook."""
 
     def __init__(
         self,
@@ -82,86 +84,92 @@ class ThroughputHook(Hook):
         self._interval, self._wants_flops, self._given_peak = interval, flops, peak_flops
         self._counts: dict[str, Count] = {"samples": batch_size, **(count or {})}
         self._counter: FlopCounter | None = None
-        self._several = False  # whether an iteration has several batches
+        self._has_several_batches = False  # whether an iteration has, as with `Trainer(unit="update")`
         self._reset()
 
     def _reset(self) -> None:
-        self._excluded = self._iterations = 0
-        self._began = 0.0
+        """Start the warm-up and all counts of a training."""
+        self._warmed_up = self._iterations = 0
+        self._start = 0.0
         self._totals: dict[str, Number] = dict.fromkeys(self._counts, 0)
         self._flops, self._peak = 0, self._given_peak
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe the hook's event methods, and `begin_flops` if FLOPs are counted."""
+        """Subscribe the hook's event methods, and the handlers for FLOPs and for single batches if needed."""
         super().attach(bus)
-        if self._wants_flops:  # last of all handlers, as the forward pass follows
+        if self._wants_flops:  # at the lowest priority: the forward pass follows directly
             bus.subscribe(self.begin_flops, BeforeTrainIter, priority=Priority.LOWEST)
-        if self._several:
-            bus.subscribe(self._count_batch, AfterBackward, priority=self.priority)
+        if self._has_several_batches:
+            bus.subscribe(self._after_backward, AfterBackward, priority=self.priority)
 
     def check(self, trainer: Trainer) -> None:
-        """Count after each backward if an iteration has several batches."""
-        self._several = trainer.counting.accumulator is not None
+        """Store whether an iteration has several batches, which are then counted after each backward."""
+        self._has_several_batches = trainer.counting.accumulator is not None
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Discard the counts of an earlier training, and make sure that the counting of FLOPs ends."""
+        """Discard the counts of an earlier training, and register the end of counting FLOPs with the run."""
         self._reset()
         if self._wants_flops:
             trainer.during_run.callback(self._exit_counter)
 
     def begin_flops(self, trainer: Trainer, event: BeforeTrainIter) -> None:
         """Begin to count FLOPs, in the first iteration of a training."""
-        if not self._excluded and self._counter is None:
+        if not self._warmed_up and self._counter is None:
             self._counter = FlopCounter()
             self._counter.__enter__()
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Count the samples and other units of the batch, and record the rates if they are due.
+        """Count the samples and other units of the batch, and record the rates at the interval.
 
         Raises:
             TypeError: a function of `count` returned something other than one number.
         """
         if self._counter is not None:
             self._store_flops(trainer, self._counter)
-        if self._excluded < WARM_UP:
-            self._excluded += 1
-            self._began = trainer.clock.now()
+        if self._warmed_up < WARM_UP:
+            self._warmed_up += 1
+            self._start = trainer.clock.now()
             return
         self._iterations += 1
-        if not self._several:
-            for unit, count in self._counts.items():
-                self._totals[unit] = self._totals[unit] + _one_number(unit, count(trainer.batch))
+        if not self._has_several_batches:
+            self._count_batch(trainer.batch)
         if self.every_n_train_iters(trainer, self._interval) or self.is_last_train_iter(trainer):
-            self._put(trainer)
+            self._record_rates(trainer)
 
-    def _count_batch(self, trainer: Trainer, event: AfterBackward) -> None:
-        """Count the units of a batch of an iteration that has several."""
-        if self._excluded >= WARM_UP:
-            for unit, count in self._counts.items():
-                self._totals[unit] = self._totals[unit] + _one_number(unit, count(trainer.batch))
+    def _after_backward(self, trainer: Trainer, event: AfterBackward) -> None:
+        """Count one of the several batches of an iteration, except in the warm-up."""
+        if self._warmed_up >= WARM_UP:
+            self._count_batch(trainer.batch)
 
-    def _put(self, trainer: Trainer) -> None:
-        """Record the rates since the last call as metrics, and reset the counts."""
+    def _count_batch(self, batch: Any) -> None:
+        """Add the samples and other units of a batch to the totals."""
+        for unit, count in self._counts.items():
+            self._totals[unit] = self._totals[unit] + _one_number(unit, count(batch))
+
+    def _record_rates(self, trainer: Trainer) -> None:
+        """Record the rates since the last call as metrics, and reset the totals."""
         now = trainer.clock.now()
-        if (seconds := now - self._began) > 0:
-            each = trainer.data_ranks / seconds
-            rates: dict[str, Number] = {f"{unit}_per_sec": n * each for unit, n in self._totals.items()}
+        if (seconds := now - self._start) > 0:
+            factor = trainer.data_ranks / seconds
+            rates: dict[str, Number] = {
+                f"{unit}_per_sec": total * factor for unit, total in self._totals.items()
+            }
             if self._flops:
-                flops = self._flops * self._iterations
-                rates["flops_per_sec"] = flops * each
+                rates["flops_per_sec"] = self._flops * self._iterations * factor
                 if self._peak is not None:
-                    # the ranks that share their data share these operations, too
-                    rates["mfu"] = flops * (trainer.data_ranks / trainer.world_size) / seconds / self._peak
+                    # ranks with the same data (tensor parallelism) share the operations
+                    rates["mfu"] = rates["flops_per_sec"] / trainer.world_size / self._peak
             values = {f"throughput/{name}": rate for name, rate in rates.items()}
             trainer.metrics.put_scalars(values, smoothing_hint=False)
-        self._iterations, self._began = 0, now
+        self._iterations, self._start = 0, now
         self._totals = dict.fromkeys(self._counts, 0)
 
     def _store_flops(self, trainer: Trainer, counter: FlopCounter) -> None:
         """Stop counting FLOPs, store their number, and look up the device's peak FLOP/s."""
         self._exit_counter()
         self._flops = counter.flops
-        device = trainer.device or next((p.device for p in trainer.model.parameters()), torch.device("cpu"))
+        device_of_model = next((p.device for p in trainer.model.parameters()), torch.device("cpu"))
+        device = trainer.device or device_of_model
         if self._peak is None:
             self._peak = known_peak(device, counter.dtype)
         if not self._flops:
@@ -175,22 +183,28 @@ class ThroughputHook(Hook):
             )
 
     def _exit_counter(self) -> None:
+        """Stop counting FLOPs if it has begun."""
         counter, self._counter = self._counter, None
         if counter is not None:
             counter.__exit__(None, None, None)
 
 
 def _one_number(unit: str, number: Any) -> Number:
-    """Convert a count to a float, or to a detached one-element tensor of float32 or int64, to be added up."""
+    """Convert a count to a float, or a tensor of one element to float32 or int64 without a graph.
+
+    Raises:
+        TypeError: the count is not one number.
+    """
     if isinstance(number, torch.Tensor) and number.numel() == 1:
         return number.detach().float() if number.is_floating_point() else number.detach().long()
-    if isinstance(number, Real):  # NumPy's, too
+    if isinstance(number, Real):  # includes NumPy's scalars
         return float(number)
     got = f"a tensor of shape {tuple(number.shape)}" if isinstance(number, torch.Tensor) else repr(number)
     raise TypeError(f"count[{unit!r}] must return a number or a tensor of one element, got {got}")
 
 
 def _check_count(count: object) -> None:
+    """Refuse a `count` that is not a mapping of names to functions."""
     if count is None:
         return
     if not isinstance(count, Mapping):
@@ -205,6 +219,7 @@ def _check_count(count: object) -> None:
 
 
 def _check_peak(peak: object, *, flops: bool) -> None:
+    """Refuse a `peak_flops` that is not above 0, or given without `flops`."""
     if peak is None:
         return
     if isinstance(peak, bool) or not isinstance(peak, int | float):

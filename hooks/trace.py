@@ -1,4 +1,4 @@
-"""A hook that records windows of iterations as files for Perfetto and Chrome's tracing."""
+"""A hook that writes the timeline of chosen iterations to files for Perfetto and Chrome's tracing."""
 
 from __future__ import annotations
 
@@ -31,40 +31,42 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 WRITE_SECONDS = 10.0
-"""Seconds that the end of a run waits for the trace files."""
+"""Seconds for which the end of a run waits for the trace files."""
 URGENT_SECONDS = 1.0
-"""The same after a signal, when the program may be killed soon."""
+"""Seconds for which the end of a run waits for the trace files after a signal: a kill may follow soon."""
 Extent = tuple[int, int]
-"""The first iteration of a window, and the one after its last."""
+"""The first iteration of a window, and the iteration after its last."""
 
 
 class TraceHook(Hook):
-    """Record windows of iterations: phases, events, handlers, background deliveries and queue lengths.
+    """Record phases, events, handlers, background deliveries and queue lengths of chosen iterations.
 
         default_hooks=dict(trace=dict(begin=100, iterations=50))
         default_hooks=dict(trace=dict(every=10_000))             # 20 iterations of each 10 000
         default_hooks=dict(trace=dict(windows=[(1000, 1020), (50_000, 50_020)]))
 
-    Each window is a file in the folder `traces` of the work_dir, which Perfetto and chrome://tracing open;
-    `eventloop trace RUN` lists them. A separate thread writes the file when the window's events are
-    delivered, at most two seconds after the window. From then on the file survives a kill of the process.
+    A window is a range of iterations. The hook writes each window to a file in the folder `traces` of the
+    work_dir, which Perfetto and chrome://tracing open; `eventloop trace RUN` lists the files. A separate
+    thread writes the file when the window's events are delivered, at most two seconds after the window. A
+    kill of the process after that does not lose the file.
 
-    Outside of a window nothing is recorded, and after the last one the hook has no subscription left. Before
-    a window each iteration checks for its start. Within a window an event costs about 2 us more, and each
+    Outside of a window nothing is recorded, and after the last window the hook has no subscription. Before a
+    window each iteration checks for its start. Within a window an event costs about 2 us more, and each
     handler 1 us. Each rank records the same iterations in a file of its own; `eventloop trace RUN --ranks`
-    puts them on one timeline. On a GPU these are the times of the training thread, which runs ahead of the
+    shows them on one timeline. On a GPU these are the times of the training thread, which runs ahead of the
     device; `ProfilerHook` records kernels.
 
     Args:
-        begin: iterations before the first window, counted from where this process begins to train, so that a
-            resumed run has a window too. If fewer than `begin + iterations` are left in the run, the last
-            ones are recorded.
-        iterations: the length of a window.
-        every: begin another window every so many iterations; by default there is one.
-        windows: in place of the three options above, pairs (first iteration, the one after the last) of the
-            run, 0-based. A resumed run leaves out windows that are already over.
-        limit: the most spans, and the most queue lengths, that a window records; further ones are only
-            counted.
+        begin: the number of iterations before the first window, counted from the first iteration of this
+            process, so that a resumed run has a window too. If fewer than `begin + iterations` iterations are
+            left in the run, the window is at its end.
+        iterations: the number of iterations in a window.
+        every: the number of iterations from the start of a window to the start of the next; by default there
+            is one window.
+        windows: instead of the three options above, pairs (first iteration, iteration after the last), where
+            the run's first iteration is 0. A resumed run skips windows that are over.
+        limit: the most spans, and the most queue lengths, that a window records; more of them are counted,
+            not recorded.
 
     Raises:
         TypeError, ValueError: windows overlap, or a number is of the wrong type or out of range.
@@ -94,12 +96,12 @@ class TraceHook(Hook):
                 raise ValueError(f"windows of {iterations} iterations every {every} would overlap")
         SpanRecorder(limit)  # raises for an invalid limit
         self._begin, self._iterations, self._every, self._limit = begin, iterations, every, limit
-        self._given = None if windows is None else _sorted_windows(windows)
+        self._given_windows = None if windows is None else _sorted_windows(windows)
         self._first: int | None = None  # the first iteration of the first window
-        self._waiting: Subscription | None = None
+        self._subscription: Subscription | None = None  # to the iteration before the next window
         self._window: TraceWindow | None = None
-        self._recording: ref[Recording] | None = None  # the background owns it until it is complete
-        self._unwritten: list[threading.Event] = []  # each is set once the file of a window is written
+        self._recording: ref[Recording] | None = None  # the background holds it until it is complete
+        self._unwritten: list[threading.Event] = []  # for each window an event that its written file sets
 
     def check(self, trainer: Trainer) -> None:
         """Refuse windows that the run cannot reach.
@@ -107,37 +109,36 @@ class TraceHook(Hook):
         Raises:
             ValueError: a window begins after the last iteration.
         """
-        total = trainer.max_iters
-        for begin, end in self._given or ():
-            if total is not None and begin >= total:
+        max_iters = trainer.max_iters
+        for begin, end in self._given_windows or ():
+            if max_iters is not None and begin >= max_iters:
                 raise ValueError(
-                    f"the window ({begin}, {end}) begins after the last iteration of the run, {total - 1}"
+                    f"the window ({begin}, {end}) begins after the last iteration of the run, {max_iters - 1}"
                 )
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Open a window if the first iteration is in it, else subscribe to the start of the next window."""
+        """Open a window that contains the first iteration, or subscribe to the start of the next window."""
         if self._first is None:
-            self._begin_at(trainer.iter, trainer.max_iters)
+            self._place_first_window(trainer.iter, trainer.max_iters)
         if self._next_window(trainer.iter) is not None:
-            trainer.during_run.callback(self._end_run, trainer)
-            trainer.during_run.callback(
-                self._close_open, trainer
-            )  # also after an interrupt before after_train
-            self._open_or_wait(trainer, trainer.iter)
+            trainer.during_run.callback(self._await_files, trainer)
+            # an interrupt may prevent `after_train` from closing the window
+            trainer.during_run.callback(self._close_open, trainer)
+            self._open_or_subscribe(trainer, trainer.iter)
 
     def trace_now(self, trainer: Trainer, iterations: int) -> Path:
-        """Record the next iterations, and return the path that their file will have; a command asks for it.
+        """Start to record the next iterations, for a command; return the path that the file will have.
 
         Raises:
             CommandError: a window is being recorded already.
         """
         if self._window is not None:
             raise CommandError("a trace is being recorded already")
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+        if self._subscription is not None:
+            self._subscription.cancel()
+            self._subscription = None
         run, first = trainer.work_dir.absolute(), trainer.iter
-        trainer.during_run.callback(self._end_run, trainer)
+        trainer.during_run.callback(self._await_files, trainer)
         trainer.during_run.callback(self._close_open, trainer)
         self._open(trainer, first, first + iterations)
         if self._window is None:
@@ -145,44 +146,56 @@ class TraceHook(Hook):
         return path_of_iterations(run, first, iterations)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Close a window whose end the training does not reach."""
+        """Close the window that is still open, if there is one."""
         self._close_open(trainer)
 
     def _close_open(self, trainer: Trainer) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
+        """Cancel the subscription to the next window, and close an open window."""
+        if self._subscription is not None:
+            self._subscription.cancel()
         if self._window is not None:
             self._close(self._window, trainer.work_dir.absolute())
 
-    def _begin_at(self, start: int, total: int | None) -> None:
-        """Set the first iteration of the first window, for a run that starts or resumes at `start`.
-
-        `total` is the number of iterations in the run, None if unknown.
-        """
-        begin = self._begin
-        if total is not None:
-            left = max(0, total - start)
-            self._iterations = min(self._iterations, left)
-            begin = min(begin, left - self._iterations)
-        self._first = start + begin
-
-    def _next_window(self, iteration: int) -> Extent | None:
-        """Return the rest of the window that contains `iteration`, or else the next window."""
-        assert self._first is not None
-        windows = self._given
-        if windows is None:
-            each = self._every or 0
-            passed = max(0, iteration - self._first) // each if each else 0
-            begins = dict.fromkeys((self._first + passed * each, self._first + (passed + 1) * each))
-            windows = [(begin, begin + self._iterations) for begin in begins]
-        later = ((max(begin, iteration), end) for begin, end in windows)
-        return next(((begin, end) for begin, end in later if begin < end), None)
-
-    def _open_or_wait(self, trainer: Trainer, iteration: int, after: int = 0) -> None:
-        """Open a window if it contains `iteration`, else subscribe to the start of the next window.
+    def _place_first_window(self, iteration: int, max_iters: int | None) -> None:
+        """Set the first iteration of the first window, and shorten the windows to a shorter run.
 
         Args:
-            after: leave out windows, or their parts, before this iteration.
+            iteration: the first iteration of this process.
+            max_iters: the number of iterations in the run; None if unknown.
+        """
+        begin = self._begin
+        if max_iters is not None:
+            remaining = max(0, max_iters - iteration)
+            self._iterations = min(self._iterations, remaining)
+            begin = min(begin, remaining - self._iterations)
+        self._first = iteration + begin
+
+    def _next_window(self, iteration: int) -> Extent | None:
+        """Return the window that contains `iteration`, from there on, or else the next window."""
+        for begin, end in self._given_windows or self._computed_windows(iteration):
+            if end > iteration:
+                return max(begin, iteration), end
+        return None
+
+    def _computed_windows(self, iteration: int) -> list[Extent]:
+        """Return the last window that begins at or before `iteration`, and the next one, by the options.
+
+        Without `every` there is only the first window.
+        """
+        assert self._first is not None
+        if self._every is None:
+            begins = [self._first]
+        else:
+            number = max(0, iteration - self._first) // self._every
+            begins = [self._first + number * self._every, self._first + (number + 1) * self._every]
+        return [(begin, begin + self._iterations) for begin in begins if self._iterations]
+
+    def _open_or_subscribe(self, trainer: Trainer, iteration: int, after: int = 0) -> None:
+        """Open a window that contains `iteration`, or subscribe to the start of the next window.
+
+        Args:
+            iteration: the next iteration.
+            after: windows, or their parts, before this iteration are not recorded.
         """
         extent = self._next_window(max(iteration, after))
         if extent is None:
@@ -192,47 +205,51 @@ class TraceHook(Hook):
             self._open(trainer, begin, end)
             return
 
-        def window_begins(event: AfterTrainIter) -> bool:
+        def precedes_window(event: AfterTrainIter) -> bool:
             return event.iter >= begin - 1
 
-        self._waiting = trainer.bus.subscribe(
-            self._last_before, AfterTrainIter, priority=Priority.LOWEST, when=window_begins, once=True
+        self._subscription = trainer.bus.subscribe(
+            self._open_next, AfterTrainIter, priority=Priority.LOWEST, when=precedes_window, once=True
         )
 
-    def _last_before(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        self._waiting = None
-        self._open_or_wait(trainer, event.iter + 1)
+    def _open_next(self, trainer: Trainer, event: AfterTrainIter) -> None:
+        """Open the window that begins with the next iteration."""
+        self._subscription = None
+        self._open_or_subscribe(trainer, event.iter + 1)
 
     def _open(self, trainer: Trainer, first: int, end: int) -> None:
-        run = trainer.work_dir.absolute()  # now: the program may change its working directory
+        """Record the iterations from `first` until before `end`, unless another recording is open."""
+        # absolute, because the program may change its working directory during the window
+        run = trainer.work_dir.absolute()
 
-        def over() -> None:
+        def end_window() -> None:
             assert self._window is not None
             self._close(self._window, run)
-            self._open_or_wait(trainer, trainer.iter)
+            self._open_or_subscribe(trainer, trainer.iter)
 
         try:
-            self._window = TraceWindow(trainer, first, end, self._limit, over)
+            self._window = TraceWindow(trainer, first, end, self._limit, end_window)
         except RuntimeError as error:  # another recording is open
             logger.warning("iterations %d..%d are not traced: %s", first, end - 1, error)
-            self._open_or_wait(trainer, first, after=end)
+            self._open_or_subscribe(trainer, first, after=end)
 
     def _close(self, window: TraceWindow, run: Path) -> None:
-        """End the window; its file is written once its events are delivered."""
+        """Close the window, and have its file written once its events are delivered."""
         self._window = None
         facts, recorder = window.close(), window.recorder
         self._recording = ref(window.recording)
-        if not facts.iterations:  # the next training opens it again
+        if not facts.iterations:  # no iteration was completed: the next training opens the window again
             window.recording.stop()
             return
-        done = threading.Event()  # noted here: the background may end the recording while the run ends
-        self._unwritten = [*(each for each in self._unwritten if not each.is_set()), done]
-        window.recording.stop(lambda: self._write_soon(run, facts, recorder, done))
+        # appended before `stop`, whose callback may run on another thread when `_await_files` waits already
+        written = threading.Event()
+        self._unwritten = [*(event for event in self._unwritten if not event.is_set()), written]
+        window.recording.stop(lambda: self._start_writing(run, facts, recorder, written))
 
-    def _write_soon(
-        self, run: Path, facts: WindowFacts, recorder: SpanRecorder, done: threading.Event
+    def _start_writing(
+        self, run: Path, facts: WindowFacts, recorder: SpanRecorder, written: threading.Event
     ) -> None:
-        """Start a thread that writes the file of a window."""
+        """Start a thread that writes the file of a window, and then sets `written`, also after an error."""
 
         def write() -> None:
             try:
@@ -240,28 +257,31 @@ class TraceHook(Hook):
             except Exception as error:
                 logger.warning("the trace was not written to %s: %s", trace_path(run, facts), error)
             finally:
-                done.set()
+                written.set()
 
         try:
             threading.Thread(target=write, name="eventloop trace", daemon=True).start()
         except RuntimeError:  # Python 3.12 starts no thread once the main thread has ended
             write()
 
-    def _end_run(self, trainer: Trainer) -> None:
-        """Wait until the trace files are written; called when every event is delivered."""
+    def _await_files(self, trainer: Trainer) -> None:
+        """Wait until the trace files are written; called at the end of a run, when events are delivered."""
         recording = None if self._recording is None else self._recording()
         if recording is not None:
             recording.finish()
-        patience = WRITE_SECONDS if trainer.bus.overtime else URGENT_SECONDS
-        end = monotonic() + (AT_ONCE_SECONDS if ends_at_once(trainer) else patience)
+        if ends_at_once(trainer):  # by a second Ctrl-C
+            seconds = AT_ONCE_SECONDS
+        else:
+            seconds = WRITE_SECONDS if trainer.bus.overtime else URGENT_SECONDS
+        deadline = monotonic() + seconds
         with waiting("background", "the files of TraceHook"):
-            written = all(done.wait(max(0.0, end - monotonic())) for done in self._unwritten)
-        if not written:
+            all_written = all(event.wait(max(0.0, deadline - monotonic())) for event in self._unwritten)
+        if not all_written:
             logger.warning("a trace is still being written, and may be missing")
 
 
 def _sorted_windows(windows: Sequence[Extent]) -> list[Extent]:
-    """Check the windows, and return them in ascending order."""
+    """Return the windows in ascending order; raise TypeError or ValueError for a wrong or overlapping one."""
     pairs: list[Extent] = []
     for window in windows:
         pair = tuple(window) if isinstance(window, list | tuple) else ()
@@ -274,7 +294,7 @@ def _sorted_windows(windows: Sequence[Extent]) -> list[Extent]:
     if not pairs:
         raise ValueError("windows is empty: use default_hooks=dict(trace=None) to remove the hook")
     pairs.sort()
-    for one, other in pairwise(pairs):
-        if other[0] < one[1]:
-            raise ValueError(f"the windows {one} and {other} overlap")
+    for window, next_window in pairwise(pairs):
+        if next_window[0] < window[1]:
+            raise ValueError(f"the windows {window} and {next_window} overlap")
     return pairs

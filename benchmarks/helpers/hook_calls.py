@@ -55,7 +55,7 @@ def garbage_collection(bench: Bench) -> list[Case]:
     trainer, hook = bench.trainer(), GarbageCollectionHook(interval=INTERVAL)
     hook.before_train(trainer, BeforeTrain())
     bench.stack.callback(hook.after_train, trainer, AfterTrain(reason="completed"))
-    hook._freeze_lasting()
+    hook._freeze_objects()
     gc.unfreeze()
     due = range(INTERVAL - 1, COLLECTED, INTERVAL)
     events = [AfterTrainIter(iter=index, batch_idx=index) for index in due]

@@ -178,8 +178,8 @@ def trace_ahead(bench: Bench) -> list[Case]:
     hook.before_train(trainer, BeforeTrain())
     bench.stack.callback(trainer.during_run.close)
     bench.stack.callback(hook.after_train, trainer, AfterTrain(reason="completed"))
-    assert hook._waiting is not None
-    names = {"passes": hook._waiting.filter(AfterTrainIter)}
+    assert hook._subscription is not None
+    names = {"passes": hook._subscription.filter(AfterTrainIter)}
     return [
         bench.iterations(OURS, "passes(event)", names, head="for event in events"),
         bench.iterations(

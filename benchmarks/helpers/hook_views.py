@@ -45,7 +45,7 @@ def activation_stats(bench: Bench) -> list[Case]:
     def put() -> None:
         if next(turns) % INTERVAL == 0:
             for name in LAYERS:
-                hook._put(trainer, name, inputs)
+                hook._record(trainer, name, inputs)
 
     model, kept = Heads(), list[Any]()
     by_hand = {"look": lambda: _looked_at(model, inputs, kept)}

@@ -1,8 +1,9 @@
-"""Commands to a running training, as files in its directory: `inbox/`, `outbox/` and `commands.jsonl`.
+"""Send commands to a running training, as files in its directory: `inbox/`, `outbox/`, `commands.jsonl`.
 
-Start with `messages`, which says what a command and its answer are. `client` sends a command and waits for
-its answer, `inbox` is the side of the run, and `record` the file of applied commands. `eventloop.steering`
-applies commands to a trainer. The package imports `ownership`, `temporary` and `util`, and no torch.
+Start with `messages`, which defines a command and its answer. `client` sends a command and waits for its
+answer, the run receives commands with `inbox`, and `record` reads and writes the file of applied commands.
+`eventloop.steering` applies commands to a trainer. This package imports `ownership`, `temporary` and `util`,
+and no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Send commands to a running training from another process, and wait for the answers.
 
-`eventloop tell` and programs use `send`. A command whose answer does not come in time is withdrawn: its file
-is removed, which succeeds only as long as the run has not claimed it.
+`eventloop tell` and programs use `send`. If the answer does not come in time, the command is withdrawn: its
+file is removed, which succeeds only if the run has not yet renamed it in order to apply the command.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from eventloop.commands.record import NAME, read_record
 from eventloop.ownership.owner import Owner, read_owner
 
 PATIENCE_SECONDS = 10.0
-"""Seconds, or the timeout if it is longer, for which the answer to a claimed command is awaited further."""
+"""Seconds for which `send` waits on after the timeout, if the run has begun to apply the command."""
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.01, 0.1
-"""Seconds between the first two looks for an answer, and between later ones."""
+"""Seconds between the first two checks for an answer, and the most between later ones."""
 LIFE_SECONDS = 1.0
-"""Seconds between two looks whether the run lives."""
+"""Seconds between two checks of whether the run's process is alive."""
 ROOM = 4096
-"""Bytes of the file of a command, which the run overwrites with the answer even if the disk is full."""
+"""Bytes of the file of a command. The run overwrites it with the answer, even if the disk is full."""
 
 
 class NoRunError(Exception):
-    """Raised when no training is under way in a directory; the text says what was found there.
+    """Raised when no training runs in a directory; the text says what was found there.
 
     try:
         send("runs/digits", "stop")
@@ -55,7 +55,7 @@ class NoRunError(Exception):
 
 
 class NoAnswerError(Exception):
-    """Raised when a run has not answered a command in time; the text says why, and what became of it.
+    """Raised when a run has not answered a command in time; the text says why.
 
         try:
             answer = send("runs/digits", "checkpoint", timeout=60.0)
@@ -63,8 +63,8 @@ class NoAnswerError(Exception):
             print(error, error.withdrawn)
 
     Attributes:
-        withdrawn: whether the command was withdrawn, so that it is not applied later.
-        lives: whether the run's process lives; None if that is not known.
+        withdrawn: True if the command was withdrawn, so that it is not applied later.
+        lives: whether the run's process is alive; None if that is not known.
     """
 
     def __init__(self, text: str, *, withdrawn: bool, lives: bool | None) -> None:
@@ -85,8 +85,8 @@ def send(
         answer = send("runs/digits", "set", arguments={"lr": 1e-4})
         print(answer.outcome, answer.iteration, answer.reason, answer.result)
 
-    If the run has begun to apply the command when the timeout ends, which cannot be undone, the answer is
-    awaited for ten seconds more, or for the timeout again if that is longer.
+    If the run has begun to apply the command when the timeout ends, the command cannot be withdrawn any more.
+    The function then waits for ten seconds more, or for the timeout again if that is longer.
 
     Args:
         run: the directory of the run, its `work_dir`.
@@ -97,7 +97,7 @@ def send(
         source: the name of the sender, for the run's record; None means "USER@HOST".
 
     Raises:
-        NoRunError: no training is under way in the directory.
+        NoRunError: no training runs in the directory.
         NoAnswerError: the run's process is dead, or there was no answer in time.
         ValueError: the command is larger than 64 KiB.
         OSError: the command cannot be written, for example by a user other than the run's.
@@ -110,9 +110,8 @@ def send(
             withdrawn=True,
             lives=False,
         )
-    return _Waiting(directory, post(directory, command, *words, arguments=arguments, source=source)).wait(
-        timeout
-    )
+    command_id = post(directory, command, *words, arguments=arguments, source=source)
+    return _SentCommand(directory, command_id).wait(timeout)
 
 
 def post(
@@ -122,12 +121,16 @@ def post(
     arguments: Mapping[str, Any] | None = None,
     source: str | None = None,
 ) -> str:
-    """Send a command without waiting, and return its id; the answer will be `outbox/ID.json` for an hour.
+    """Send a command without waiting, and return its id.
 
-    If the run's process is dead, the next run in the directory receives the command.
+    The run writes the answer to `outbox/ID.json`, and removes it after an hour. If the run's process is dead,
+    the next run in the directory receives the command.
+
+    Args:
+        run, command, words, arguments, source: see `send`.
 
     Raises:
-        NoRunError, ValueError, OSError: as `send`.
+        NoRunError, ValueError, OSError: see `send`.
     """
     directory = Path(run)
     user = os.stat(find_run(directory).path).st_uid
@@ -152,118 +155,139 @@ def post(
 
 
 def find_run(directory: Path) -> Owner:
-    """Return the owner of a run's directory, which may have been killed.
+    """Return the owner of a directory: the training that runs there, or was killed.
 
     Raises:
-        NoRunError: the directory does not exist, or has no run that trains or was killed.
+        NoRunError: the directory does not exist, or has no such training.
     """
     owner = read_owner(directory)
     if owner is None:
-        what = "has no run under way" if directory.is_dir() else "is no directory"
-        raise NoRunError(f"expected the directory of a training that runs, and {directory} {what}")
+        problem = "has no run under way" if directory.is_dir() else "is no directory"
+        raise NoRunError(f"expected the directory of a training that runs, and {directory} {problem}")
     if owner.state in ("pruning", "replaying", "evaluating") and owner.lives is not False:
         raise NoRunError(f"expected a training in {directory}, got a process that is {owner.state}")
     return owner
 
 
 def described(owner: Owner) -> str:
-    """Return the machine and the process of a run, and since when it has its directory."""
+    """Return a text with the machine, the process and the start of a run."""
     if not owner.host:
         return "its record is damaged"
     return f"{owner.host}, process {owner.pid}, since {owner.since}"
 
 
-class _Waiting:
-    """A command that was sent, and whose answer is awaited."""
+class _SentCommand:
+    """A command that was sent and is not answered."""
 
-    def __init__(self, directory: Path, name: str) -> None:
-        self._directory, self._name = directory, name
-        self._sent = directory / INBOX / (name + SENT)
-        self._claimed = directory / INBOX / (name + CLAIMED)
-        self._answer_path = directory / OUTBOX / (name + SENT)
+    def __init__(self, directory: Path, command_id: str) -> None:
+        self._directory, self._id = directory, command_id
+        self._sent_path = directory / INBOX / (command_id + SENT)
+        self._claimed_path = directory / INBOX / (command_id + CLAIMED)
+        self._answer_path = directory / OUTBOX / (command_id + SENT)
 
     def wait(self, timeout: float) -> Answer:
-        """Wait for the answer; withdraw the command if the time is over or the run's process has died."""
+        """Wait for the answer; withdraw the command after `timeout` seconds, or if the run has died.
+
+        Raises:
+            NoAnswerError: there was no answer.
+        """
         try:
             if (answer := self._poll(timeout)) is not None:
                 return answer
-            withdrawn = _removed(self._sent)
+            withdrawn = _remove(self._sent_path)
             if not withdrawn:  # the run has claimed it
                 answer = self._poll(max(PATIENCE_SECONDS, timeout))
-        except BaseException:  # also a Ctrl-C
-            _removed(self._sent)
+        except BaseException:  # including Ctrl-C
+            _remove(self._sent_path)
             raise
-        return answer if answer is not None else self._give_up(timeout, withdrawn=withdrawn)
+        return answer if answer is not None else self._last_answer(timeout, withdrawn=withdrawn)
 
     def _poll(self, timeout: float) -> Answer | None:
-        """Look for the answer until the time is over or no process is left that could write it."""
+        """Check for the answer repeatedly; return None after the timeout, or if the run has ended or died."""
         now = monotonic()
-        deadline, life, pause = now + timeout, now + LIFE_SECONDS, SHORTEST_SECONDS
+        deadline, next_life_check, pause = now + timeout, now + LIFE_SECONDS, SHORTEST_SECONDS
         while True:
-            if (answer := self._fetched()) is not None:
+            if (answer := self._fetch()) is not None:
                 return answer
             now = monotonic()
             if now >= deadline:
                 return None
-            if now >= life:
-                life = now + LIFE_SECONDS
+            if now >= next_life_check:
+                next_life_check = now + LIFE_SECONDS
                 owner = read_owner(self._directory)
                 if owner is None or owner.lives is False:
-                    return self._fetched()
+                    return self._fetch()  # the run may have written it before it ended
             sleep(min(pause, deadline - now))
             pause = min(1.5 * pause, LONGEST_SECONDS)
 
-    def _fetched(self) -> Answer | None:
-        """Return the answer and remove its file; None as long as there is none.
-
-        The directory is listed, because a network disk may hold for a minute that a file is not there.
-        """
+    def _fetch(self) -> Answer | None:
+        """Return the answer and remove its file; return None while there is no file."""
         try:
+            # not opened directly: a network disk may cache for a minute that a file does not exist
             if self._answer_path.name not in os.listdir(self._answer_path.parent):
                 return None
-            answer = decode_answer(self._answer_path.read_bytes(), self._name)
+            answer = decode_answer(self._answer_path.read_bytes(), self._id)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except ValueError:
-            answer = Answer(id=self._name, command="", outcome="refused", reason="the answer is damaged")
+            answer = Answer(id=self._id, command="", outcome="refused", reason="the answer is damaged")
         self._answer_path.unlink(missing_ok=True)
         return answer
 
-    def _give_up(self, timeout: float, *, withdrawn: bool) -> Answer:
-        """Raise the error that says what became of the command; withdraw it from a run that is dead."""
+    def _last_answer(self, timeout: float, *, withdrawn: bool) -> Answer:
+        """Check for the answer a last time, and else raise NoAnswerError.
+
+        The answer may be in the record of a dead run. A command that a dead run had claimed is withdrawn.
+
+        Args:
+            timeout: the seconds that were waited, for the error.
+            withdrawn: whether the command was withdrawn.
+        """
         owner = read_owner(self._directory)
         lives = owner.lives if owner is not None else False
-        what = "the command was withdrawn"
+        outcome = "the command was withdrawn"
         if not withdrawn:
-            if (answer := self._recorded() if lives is False else self._fetched()) is not None:
-                _removed(self._claimed)
+            answer = self._recorded() if lives is False else self._fetch()
+            if answer is not None:
+                _remove(self._claimed_path)
                 return answer
-            withdrawn = lives is False and (_removed(self._claimed) or _removed(self._sent))
-            what = f"the run has begun to apply it, and will answer in {self._answer_path}"
-            if withdrawn:
-                what = "the command, which the run had begun to apply, was withdrawn"
-        why = f"no answer within {timeout:g} s: the run's process lives"
-        if owner is None:
-            why = "no answer: the run has ended"
-        elif not lives:
-            why = "no answer: the run's process " + ("is dead" if lives is False else "gives no sign of life")
-        who = f" ({described(owner)})" if owner is not None else ""
-        raise NoAnswerError(f"{why}{who}; {what}", withdrawn=withdrawn, lives=lives)
+            withdrawn = lives is False and (_remove(self._claimed_path) or _remove(self._sent_path))
+            outcome = (
+                "the command, which the run had begun to apply, was withdrawn"
+                if withdrawn
+                else f"the run has begun to apply it, and will answer in {self._answer_path}"
+            )
+        text = f"{_no_answer_text(owner, timeout)}; {outcome}"
+        raise NoAnswerError(text, withdrawn=withdrawn, lives=lives)
 
     def _recorded(self) -> Answer | None:
-        """Return the answer that the record of a dead run gives, or that it has written meanwhile."""
-        if (answer := self._fetched()) is not None:
+        """Return the answer of a dead run: its file, or one made of the run's record; None without both."""
+        if (answer := self._fetch()) is not None:
             return answer
         with suppress(OSError, ValueError):
             for applied in read_record(self._directory / NAME):
-                if applied.id == self._name:
+                if applied.id == self._id:
                     return Answer(
-                        id=self._name, command=applied.command, outcome="applied", iteration=applied.iter
+                        id=self._id, command=applied.command, outcome="applied", iteration=applied.iter
                     )
         return None
 
 
-def _removed(path: Path) -> bool:
+def _no_answer_text(owner: Owner | None, timeout: float) -> str:
+    """Return why a run has not answered, with its machine and process."""
+    if owner is None:
+        return "no answer: the run has ended"
+    if owner.lives:
+        reason = f"no answer within {timeout:g} s: the run's process lives"
+    elif owner.lives is False:
+        reason = "no answer: the run's process is dead"
+    else:
+        reason = "no answer: the run's process gives no sign of life"
+    return f"{reason} ({described(owner)})"
+
+
+def _remove(path: Path) -> bool:
+    """Remove a file; return False if that is not possible."""
     try:
         path.unlink()
     except OSError:
@@ -272,12 +296,16 @@ def _removed(path: Path) -> bool:
 
 
 def _write(inbox: Path, name: str, raw: bytes, user: int) -> None:
-    """Write a command under a hidden name, and rename it once it is whole."""
+    """Write a command to a hidden file of the user, and rename the file when it is complete.
+
+    Raises:
+        OSError: the file cannot be written, for example on a full disk.
+    """
     hidden = inbox / f".{name}{HIDDEN}"
     descriptor = os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
-            os.fchmod(descriptor, 0o600)  # a umask may have taken bits of the owner
+            os.fchmod(descriptor, 0o600)  # the umask may have cleared some of these bits
             if os.geteuid() != user:
                 os.fchown(descriptor, user, -1)
             if os.write(descriptor, raw) != len(raw):
@@ -291,8 +319,9 @@ def _write(inbox: Path, name: str, raw: bytes, user: int) -> None:
 
 
 def _sender() -> str:
+    """Return the user and the host of this process, as "USER@HOST"."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container may have no name for its user
+    except (KeyError, OSError):  # in a container the user may have no name
         user = str(os.geteuid())
     return f"{user}@{socket.gethostname()}"

@@ -1,8 +1,8 @@
 """Receive the commands that other processes send to a run, as files in its directory, and answer them.
 
-The run looks every second, on a background thread. The training thread claims a command by one rename at the
-moment at which it applies it, so a command is either applied or withdrawn. A claimed file is overwritten by
-the answer, which needs no room on a full disk, and then moves to the outbox.
+The run reads the inbox every second, on a background thread. The training thread claims a command, by one
+rename of its file, just before it applies it, so a command is either applied or withdrawn. The file is then
+overwritten with the answer, which needs no space on a full disk, and moved to the outbox.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from eventloop.temporary.names import directory_time
 logger = logging.getLogger("eventloop")
 
 AT_ONCE = 256
-"""The most commands that one look reads; the next look reads others."""
+"""The most commands that one call of `receive` returns."""
 WRITING_SECONDS = 2.0
-"""Seconds for which a file that is no command may still be being written."""
+"""Seconds after which a file that is no command, and has not grown, is refused."""
 REPORTED = 20
-"""The most lines that a run logs about files that it ignores."""
+"""The most warnings that a run logs about files that it ignores."""
 
 
 class _IgnoredError(Exception):
-    """Raised for a file that is not read; the text says why."""
+    """Raised for a file that is not read; the text is the reason."""
 
 
 class Inbox:
-    """The commands that a run receives, and its answers.
+    """The folders of a run for commands and for answers.
 
     Args:
         directory: the directory of the run.
@@ -57,15 +57,16 @@ class Inbox:
 
     def __init__(self, directory: Path) -> None:
         self._inbox, self._outbox = directory / INBOX, directory / OUTBOX
-        self._done: set[str] = set()  # names of files that were handed on or ignored
-        self._unread: dict[str, tuple[int, float]] = {}  # size of a file that is no command, and since when
+        self._done: set[str] = set()  # the names of files that `receive` has returned or ignored
+        self._incomplete: dict[str, tuple[int, float]] = {}
+        """The size of each file that is no command, and the time since which it has this size."""
         self._reported: set[str] = set()
 
     def receive(self) -> list[Command | Answer]:
         """Return the commands that arrived since the last call, in the order in which they were sent.
 
-        A file that is no command gives the answer that refuses it. Links, files of other users, files that
-        are not regular, and names that are no ids are ignored with one line in the log.
+        For a file that is no command, the answer that refuses it is returned. Links, files of other users,
+        files that are not regular, and files whose name is no id are ignored, with one warning each.
         """
         try:
             names = os.listdir(self._inbox)
@@ -76,41 +77,44 @@ class Inbox:
             self._report(self._inbox, str(error))
             return []
         self._done.intersection_update(names)
-        for name in self._unread.keys() - names:
-            del self._unread[name]
+        for name in self._incomplete.keys() - names:
+            del self._incomplete[name]
         new = [name for name in sorted(names) if name.endswith(SENT) and name not in self._done]
         return [*self._commands(new[:AT_ONCE])]
 
     def return_claimed(self, answers: Mapping[str, Answer]) -> None:
-        """Put the commands that a killed run of the directory has claimed among those that were sent.
+        """Return commands that a killed run has claimed, and not applied, to the inbox.
 
-        Answers that it has written are moved to the outbox.
+        A command that the run has recorded is answered. Answers that the run has written are moved to the
+        outbox.
 
         Args:
-            answers: the answers to commands that it has recorded, by id; such a command is answered.
+            answers: the answers to the recorded commands, by id.
         """
         with suppress(OSError):
             for name in os.listdir(self._inbox):
-                stem = name.removesuffix(CLAIMED)
-                if name != stem and is_id(stem) and (raw := self._read(name)) is not None:
+                command_id = name.removesuffix(CLAIMED)
+                if name == command_id or not is_id(command_id):
+                    continue
+                if (raw := self._read(name)) is not None:
                     with suppress(OSError):
-                        self._return(stem, raw, answers.get(stem))
+                        self._return(command_id, raw, answers.get(command_id))
 
     def remove_old(self, seconds: float) -> None:
-        """Remove answers that have not been fetched for so long, and what killed senders have left."""
+        """Remove answers, and unfinished files of killed senders, that are older than so many seconds."""
         for folder in (self._inbox, self._outbox):
             with suppress(OSError):
-                old = [name for name in os.listdir(folder) if _is_left(folder.name, name)]
-                before = directory_time(folder) - seconds if old else 0.0
-                for name in old:
-                    if os.lstat(folder / name).st_mtime < before:
+                names = [name for name in os.listdir(folder) if _is_removable(folder.name, name)]
+                oldest_kept = directory_time(folder) - seconds if names else 0.0
+                for name in names:
+                    if os.lstat(folder / name).st_mtime < oldest_kept:
                         os.unlink(folder / name)
 
-    def claim(self, name: str) -> bool:
-        """Claim a command by its id, so that its sender cannot withdraw it; False if it was withdrawn."""
-        sent = self._inbox / (name + SENT)
+    def claim(self, command_id: str) -> bool:
+        """Claim a command, so that its sender cannot withdraw it; return False if it was withdrawn."""
+        sent = self._inbox / (command_id + SENT)
         try:
-            os.rename(sent, self._inbox / (name + CLAIMED))
+            os.rename(sent, self._inbox / (command_id + CLAIMED))
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -119,11 +123,11 @@ class Inbox:
         return True
 
     def answer(self, answer: Answer) -> None:
-        """Answer a claimed command; an answer for which the disk has no room is shortened.
+        """Answer a claimed command; shorten an answer for which the disk has no space.
 
         Raises:
             FileNotFoundError: the file of the command was removed.
-            OSError: the answer cannot be written or moved to the outbox; calling this again is right.
+            OSError: the answer cannot be written or moved to the outbox; the call may be repeated.
         """
         claimed = self._inbox / (answer.id + CLAIMED)
         descriptor = os.open(claimed, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -134,35 +138,42 @@ class Inbox:
         create_private(self._outbox)
         os.replace(claimed, self._outbox / (answer.id + SENT))
 
-    def _return(self, stem: str, raw: bytes, known: Answer | None) -> None:
-        claimed = self._inbox / (stem + CLAIMED)
+    def _return(self, command_id: str, raw: bytes, answer: Answer | None) -> None:
+        """Return a file that a killed run has claimed: to the outbox if it is an answer, else to the inbox.
+
+        Args:
+            raw: the contents of the file.
+            answer: the answer to the command if the run has recorded it; it is then written.
+        """
+        claimed = self._inbox / (command_id + CLAIMED)
         try:
-            decode_answer(raw, stem)
+            decode_answer(raw, command_id)
         except ValueError:
-            if known is None:
-                os.rename(claimed, self._inbox / (stem + SENT))
+            if answer is None:
+                os.rename(claimed, self._inbox / (command_id + SENT))
             else:
-                self.answer(known)
+                self.answer(answer)
         else:
             create_private(self._outbox)
-            os.replace(claimed, self._outbox / (stem + SENT))
+            os.replace(claimed, self._outbox / (command_id + SENT))
 
     def _commands(self, names: Iterable[str]) -> Iterator[Command | Answer]:
+        """Yield the command in each file, or the answer that refuses it; skip files that may still grow."""
         for name in names:
-            stem = name.removesuffix(SENT)
+            command_id = name.removesuffix(SENT)
             if (raw := self._read(name)) is None:
                 continue
             try:
-                command: Command | Answer | None = decode_command(raw, stem)
+                command: Command | Answer | None = decode_command(raw, command_id)
             except ValueError as error:
-                command = self._refusal(stem, len(raw), str(error))
+                command = self._refusal(command_id, len(raw), str(error))
             if command is not None:
                 self._done.add(name)
-                self._unread.pop(name, None)
+                self._incomplete.pop(name, None)
                 yield command
 
     def _read(self, name: str) -> bytes | None:
-        """Return the contents of a file of this user, or None after one line in the log."""
+        """Return the contents of a file; None if it does not exist, or is ignored with a warning."""
         descriptor = -1
         try:
             if not is_id(os.path.splitext(name)[0]):
@@ -182,42 +193,43 @@ class Inbox:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def _refusal(self, stem: str, size: int, reason: str) -> Answer | None:
-        """Return the answer to a file that is no command; None as long as it may still be being written."""
-        before, since = self._unread.get(stem + SENT, (-1, 0.0))
-        if before != size:
-            self._unread[stem + SENT] = size, monotonic()
+    def _refusal(self, command_id: str, size: int, reason: str) -> Answer | None:
+        """Return the answer to a file that is no command; None if its sender may still be writing it."""
+        size_before, since = self._incomplete.get(command_id + SENT, (-1, 0.0))
+        if size_before != size:
+            self._incomplete[command_id + SENT] = size, monotonic()
         elif monotonic() - since >= WRITING_SECONDS:
-            return Answer(id=stem, command="", outcome="refused", reason=reason)
+            return Answer(id=command_id, command="", outcome="refused", reason=reason)
         return None
 
-    def _report(self, path: Path, why: str) -> None:
+    def _report(self, path: Path, reason: str) -> None:
+        """Log a warning that a file is ignored, once for each path."""
         text = str(path)
         if text in self._reported or len(self._reported) > REPORTED:
             return
         self._reported.add(text)
         more = "; further files are ignored without a line" if len(self._reported) > REPORTED else ""
-        logger.warning("%s is ignored: %s%s", ascii(text)[1:-1], ascii(why)[1:-1], more)
+        logger.warning("%s is ignored: %s%s", ascii(text)[1:-1], ascii(reason)[1:-1], more)
 
 
-def _is_left(folder: str, name: str) -> bool:
+def _is_removable(folder: str, name: str) -> bool:
     """Return whether a file is an answer in the outbox, or a hidden file of a sender in the inbox."""
-    end = SENT if folder == OUTBOX else HIDDEN
-    return name.endswith(end) and is_id(name.removesuffix(end).lstrip("."))
+    suffix = SENT if folder == OUTBOX else HIDDEN
+    return name.endswith(suffix) and is_id(name.removesuffix(suffix).lstrip("."))
 
 
 def _overwrite(descriptor: int, answer: Answer) -> None:
-    """Write an answer over a command, shorter if the disk is too full for all of it.
+    """Write an answer over a command; if the disk is full, write a shorter answer with a warning.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: not even the shortest answer can be written.
     """
-    full = "the disk is full, so this answer is not whole"
-    short = msgspec.structs.replace(answer, result={}, warning=full)
+    warning = "the disk is full, so this answer is not whole"
+    short = msgspec.structs.replace(answer, result={}, warning=warning)
     shortest = msgspec.structs.replace(short, reason=answer.reason[:80])
-    room = os.fstat(descriptor).st_size
+    size_of_command = os.fstat(descriptor).st_size
     for each in (answer, short, shortest):
-        raw = msgspec.json.encode(each).ljust(room)
+        raw = msgspec.json.encode(each).ljust(size_of_command)
         try:
             written = os.pwrite(descriptor, raw, 0)
         except OSError as error:
@@ -232,6 +244,7 @@ def _overwrite(descriptor: int, answer: Answer) -> None:
 
 
 def _check_file(status: os.stat_result) -> None:
+    """Raise an error for a file that is not regular, of another user, or too large."""
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         raise _IgnoredError("it is no regular file with one name")
     if status.st_uid not in (os.geteuid(), 0):

@@ -1,8 +1,8 @@
-"""Define a command and its answer, which travel as JSON between processes.
+"""Define a command and its answer, which are JSON files in the directory of a run.
 
-A command moves through three names, each by an atomic rename: `inbox/ID.json` is sent, `inbox/ID.claimed` is
-being applied, and `outbox/ID.json` is its answer. Who sent it may withdraw it, by removing the first file,
-until the run has claimed it.
+The file of a command is renamed atomically: `inbox/ID.json` is a sent command, `inbox/ID.claimed` a command
+that the run has claimed in order to apply it, and `outbox/ID.json` the answer. Until the command is claimed
+its sender may withdraw it, by removing the file.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ import msgspec
 from eventloop.util.formatting import on_a_line
 
 INBOX, OUTBOX = "inbox", "outbox"
-"""The folders of a run for commands and for answers; both are open to the run's user alone."""
+"""The folders of a run for commands and for answers; only the run's user can read and write them."""
 SENT, CLAIMED = ".json", ".claimed"
-"""The suffixes of a command that was sent, and of one that the run has claimed."""
+"""The suffixes of the file of a sent command, and of a command that the run has claimed."""
 HIDDEN = ".tmp"
-"""The suffix of the hidden file in which a sender writes a command."""
+"""The suffix of the hidden file to which a sender writes a command before it is renamed."""
 LARGEST = 64 * 1024
 """The largest command in bytes."""
 PROGRAM = "program"
-"""The `source` of a command that the training's own program gives, and gives again in a repetition."""
+"""The `source` of a command that the training's own program requests; a repetition requests it again."""
 EVALUATED = "evaluated"
-"""The name of the command by which an evaluator reports the metrics of a checkpoint to the run.
+"""The name of the command with which an evaluator reports the metrics of a checkpoint to the run.
 
-If the run has ended, it stays in the inbox for the next run, so that no result is lost.
+If the run has ended, the command stays in the inbox for the next run, so that no metrics are lost.
 """
 _ID = re.compile(r"[0-9]{1,20}-[0-9a-f]{8}")
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A command.
+    """A command to a running training.
 
     Attributes:
         id: the name of its file, which begins with the time; commands are applied in the order of their ids.
         command: its name, such as "set".
         words: arguments without a name, in the order of the command's parameters.
         arguments: arguments by name, as JSON values.
-        source: who sent it, such as "anna@login1".
+        source: the sender, such as "anna@login1".
     """
 
     id: str
@@ -54,8 +54,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def shown(self) -> dict[str, Any]:
-        """All arguments by name, for events and records; words come under "words"."""
-        return {**({"words": self.words} if self.words else {}), **self.arguments}
+        """The arguments by name, and the words under "words", for events and records."""
+        return {"words": self.words, **self.arguments} if self.words else {**self.arguments}
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,12 +65,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         print(answer.outcome, answer.iteration, answer.reason or answer.result)
 
     Attributes:
-        id, command: those of the command.
-        outcome: whether it was applied.
+        id, command: the id and the name of the command.
+        outcome: "applied" or "refused".
         iteration: the number of completed iterations when it was applied or refused.
-        reason: why it was refused.
-        result: what it returned, such as {"path": "runs/a/iter_50"}.
-        warning: what went wrong though it was applied, such as a full disk.
+        reason: the reason of a refusal.
+        result: the result of the command, such as {"path": "runs/a/iter_50"}.
+        warning: a problem with a command that was applied, such as a full disk.
     """
 
     id: str
@@ -83,10 +83,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def result_text(self) -> str:
-        """What it returned: a line such as "lr 0.1 -> 0.05", or the text of `help` and `stacks`."""
+        """The result as a line such as "lr 0.1 -> 0.05"; for `help` and `stacks` a text of several lines."""
         if [*self.result] == ["text"]:
             return str(self.result["text"])
-        return on_a_line(", ".join(_shown(name, value) for name, value in self.result.items()))
+        return on_a_line(", ".join(_entry_text(name, value) for name, value in self.result.items()))
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,8 +94,8 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         iter, epoch: the number of completed iterations and epochs when it was applied.
-        id, command, words, arguments, source: those of the command.
-        time: when it was applied, ISO 8601.
+        id, command, words, arguments, source: see `Command`.
+        time: the time at which it was applied, as in ISO 8601.
     """
 
     iter: int
@@ -108,12 +108,14 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     time: str = ""
 
 
-def _shown(name: str, value: Any) -> str:
-    if isinstance(value, dict) and [*value] == ["old", "new"]:  # the answer of `set`
+def _entry_text(name: str, value: Any) -> str:
+    """Return an entry of a result as a text, such as "lr 0.1 -> 0.05" or a path alone."""
+    if isinstance(value, dict) and [*value] == ["old", "new"]:  # the result of `set`
         return f"{name} {value['old']} -> {value['new']}"
-    text = value if isinstance(value, str) else json.dumps(value)
     if isinstance(value, float):
         text = f"{value:.6g}"
+    else:
+        text = value if isinstance(value, str) else json.dumps(value)
     return text if name in ("path", "result") else f"{name} {text}"
 
 
@@ -132,10 +134,10 @@ def decode_command(raw: bytes, name: str) -> Command:
 
     Args:
         raw: the contents of the file.
-        name: its name without the suffix, which must be the command's id.
+        name: the name of the file without the suffix, which must be the command's id.
 
     Raises:
-        ValueError: it is not a command; the text says what was expected.
+        ValueError: the file is not a command; the text says what was expected.
     """
     try:
         command = msgspec.json.decode(raw, type=Command)
@@ -145,7 +147,7 @@ def decode_command(raw: bytes, name: str) -> Command:
         raise ValueError(
             f"expected a command whose id is the name of its file, got the id {command.id!r} in {name!r}"
         )
-    if command.source == PROGRAM:  # by hand; a program's commands are in no record
+    if command.source == PROGRAM:  # written by hand: commands with this source would not be recorded
         return msgspec.structs.replace(command, source="unknown")
     return command
 
@@ -155,10 +157,10 @@ def decode_answer(raw: bytes, name: str) -> Answer:
 
     Args:
         raw: the contents of the file.
-        name: its name without the suffix, which must be the command's id.
+        name: the name of the file without the suffix, which must be the command's id.
 
     Raises:
-        ValueError: it is not an answer.
+        ValueError: the file is not an answer to this command.
     """
     try:
         answer = msgspec.json.decode(raw, type=Answer)

@@ -1,7 +1,7 @@
-"""Record applied commands in `RUN/commands.jsonl`, and read such a file for a repetition.
+"""Write applied commands to `RUN/commands.jsonl`, and read this file to apply them again.
 
-The file is replaced as a whole, so it is never torn: commands are few. It holds the applied commands in their
-order, and after a resume also those that are still to be applied again.
+The file is replaced as a whole, which is possible because commands are few, so it is never torn. It has the
+applied commands in their order, and after a resume also the commands that are still to be applied again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ NAME = "commands.jsonl"
 
 
 def write_record(path: Path, commands: Sequence[Applied]) -> None:
-    """Replace the record durably.
+    """Replace the record, and sync it to the disk.
 
     Raises:
-        OSError: the disk is full, or the file cannot be written; the former record stays.
+        OSError: the disk is full, or the file cannot be written; then the old record stays.
     """
     with replacing(path) as file:
         file.writelines(msgspec.json.encode(command) + b"\n" for command in commands)
@@ -40,28 +40,32 @@ def read_record(path: Path) -> list[Applied]:
 
 
 def iterations_evaluated(commands: Sequence[Applied]) -> set[int]:
-    """Return the iterations whose checkpoints have metrics of an evaluator, by a run's applied commands."""
-    return {
-        each.arguments["iter"] for each in commands if each.command == EVALUATED and "iter" in each.arguments
-    }
+    """Return the iterations of the checkpoints whose metrics an evaluator has reported to a run.
+
+    Args:
+        commands: the applied commands of the run.
+    """
+    reports = [command.arguments for command in commands if command.command == EVALUATED]
+    return {arguments["iter"] for arguments in reports if "iter" in arguments}
 
 
 def set_aside(path: Path) -> Path | None:
-    """Rename the record of an earlier run in the directory, and return its new path; None without one.
+    """Rename the record of an earlier run to a free name, and return the new path; None without a record.
 
     Raises:
-        OSError: it cannot be renamed.
+        OSError: the file cannot be renamed.
     """
     if not path.exists():
         return None
     number = 1
-    while (free := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+    while (free_path := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
         number += 1
-    os.rename(path, free)
-    return free
+    os.rename(path, free_path)
+    return free_path
 
 
 def _decode(path: Path, number: int, line: bytes) -> Applied:
+    """Decode a line of a record; an error has the path and the line's number."""
     try:
         return msgspec.json.decode(line, type=Applied)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

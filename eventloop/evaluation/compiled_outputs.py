@@ -1,8 +1,7 @@
-"""Keep the outputs of compiled code, whose memory a CUDA graph overwrites in a later iteration.
+"""Copy the outputs of compiled code, whose memory a CUDA graph overwrites in a later iteration.
 
 With `mode="reduce-overhead"` PyTorch replays CUDA graphs. The loops of training, evaluation and the learning
-rate test mark where an iteration begins, and keep copies of outputs. Without `compile=...` they call
-nothing here but `run_step`.
+rate test then report to PyTorch where an iteration begins, and keep copies of the outputs.
 """
 
 from __future__ import annotations
@@ -17,24 +16,25 @@ from eventloop.evaluation.outputs import map_tensors
 
 
 def begin_compiled_step() -> None:
-    """Mark for PyTorch where an iteration begins, so that the outputs of earlier ones may be overwritten."""
-    if "torch._inductor.cudagraph_trees" in sys.modules:  # else no graph exists; the import takes 3 s
+    """Report to PyTorch that an iteration begins, so that it may overwrite the outputs of earlier ones."""
+    # a module that is not imported has no CUDA graphs, and the call would import it, which takes 3 s
+    if "torch._inductor.cudagraph_trees" in sys.modules:
         torch.compiler.cudagraph_mark_step_begin()
 
 
 def copied(outputs: Any) -> Any:
-    """Return a copy of a dict with copies of its tensors, within their graph; return other objects unchanged.
+    """Return a copy of a dict with copies of its tensors, which stay in the autograd graph.
 
-    A mapping of another class is returned unchanged, because a copy as a dict would lose its attributes.
+    Other objects are returned unchanged, also a mapping of another class, whose attributes a dict would lose.
     """
     return map_tensors(outputs, torch.clone) if type(outputs) is dict else outputs
 
 
 def run_step(step: Callable[[Any], Any], batch: Any, *, compiled: bool) -> Any:
-    """Return the outputs of a step of an evaluation, without gradients.
+    """Run a step of an evaluation on a batch, without gradients, and return its outputs.
 
     Args:
-        compiled: whether the model is compiled, so that outputs must be copied.
+        compiled: whether the model is compiled, so that the outputs must be copied.
     """
     with torch.no_grad():
         if not compiled:

@@ -1,7 +1,7 @@
 """Put the outputs of a pass over a loader into the order of its data set.
 
-A shuffled loader, and the share of each rank that a DistributedSampler draws, have another order. The indices
-that the loader's sampler draws are noted meanwhile.
+A shuffled loader has another order, and so have the parts of the data set that a DistributedSampler gives to
+the ranks. So the indices that the loader's sampler draws are recorded during the pass.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ ALIKE = (
 )
 
 
-class NotedIndices:
-    """The indices of each batch of a pass, which a copy of a loader notes while its sampler draws them.
+class RecordedIndices:
+    """Record the indices of each batch of a pass, as a batch sampler that wraps the loader's own.
 
     Args:
-        loader: a copy of the user's loader, whose batch sampler is replaced. A loader without indices, such
-            as an IterableDataset's, is left as it is.
+        loader: a copy of the user's loader, whose batch sampler is replaced by this object. A loader without
+            indices, such as that of an IterableDataset, is not changed.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self._batches: list[list[Any]] = []
         self._loader = loader
         self.known = why_not_by_index(loader) is None and getattr(loader, "in_order", True)
+        """False if the loader has no indices, or gives its batches in another order than the sampler's."""
         if self.known and isinstance(loader, DataLoader):
             self._sampler: Any = loader.batch_sampler
-            vars(loader)["batch_sampler"] = self  # a DataLoader refuses to have it set
+            vars(loader)["batch_sampler"] = self  # setattr of a DataLoader raises an error
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -57,21 +58,21 @@ class NotedIndices:
         return tuple(_ints(self._batches[batch_idx]) or ()) if self.known else ()
 
     def all(self) -> list[int] | None:
-        """Return all indices in the order of the loader; None if they are unknown."""
+        """Return the indices of all batches in the order of the loader; None if they are unknown."""
         return _ints([index for batch in self._batches for index in batch]) if self.known else None
 
     def data_set(self) -> tuple[Any, ...]:
-        """Return values that differ if ranks have different data sets: the length, and a Subset's indices."""
-        chosen, data = [], getattr(self._loader, "dataset", None)
-        while isinstance(data, Subset):
-            known = _ints([*data.indices])
-            chosen.append(sha256(repr(known or [*map(repr, data.indices)]).encode()).hexdigest())
-            data = data.dataset
-        return (None if data is None else length_of(data), *chosen)
+        """Return values that identify this rank's data set: its length, and hashes of a Subset's indices."""
+        hashes, data_set = [], getattr(self._loader, "dataset", None)
+        while isinstance(data_set, Subset):
+            indices: Sequence[Any] = _ints([*data_set.indices]) or [*map(repr, data_set.indices)]
+            hashes.append(sha256(repr(indices).encode()).hexdigest())
+            data_set = data_set.dataset
+        return (None if data_set is None else length_of(data_set), *hashes)
 
 
-class _Share(NamedTuple):
-    """The part of a rank in the outputs."""
+class _RankOutputs(NamedTuple):
+    """The joined outputs of one rank, the indices that it has read, and the identity of its data set."""
 
     outputs: Any
     indices: list[int] | None
@@ -79,9 +80,9 @@ class _Share(NamedTuple):
 
 
 def _ints(indices: Sequence[Any]) -> list[int] | None:
-    """Return indices as ints; None if a sampler draws anything else, such as pairs."""
-    known = all(isinstance(index, int | np.integer) for index in indices)
-    return [int(index) for index in indices] if known else None
+    """Return indices as ints; None if a sampler draws other objects, such as pairs."""
+    are_ints = all(isinstance(index, int | np.integer) for index in indices)
+    return [int(index) for index in indices] if are_ints else None
 
 
 def in_dataset_order(
@@ -91,40 +92,48 @@ def in_dataset_order(
     *,
     data_ranks: int | None = None,
 ) -> Any:
-    """Join the outputs of all batches of all ranks, one row for each index of the data set; a collective.
+    """Join the outputs of all batches of all ranks in the order of the data set; a collective.
 
-    An index that was drawn several times, as the padding of a DistributedSampler is, gives one row. If ranks
-    have data sets of different lengths, or other Subsets, the data sets follow each other. Without indices
-    the outputs of the ranks do. At least one rank has batches.
+    The result has one row for each index, even if the index was drawn several times, as by the padding of a
+    DistributedSampler. If ranks have data sets of different lengths, or different Subsets, the rows of one
+    data set follow those of another. If indices are unknown, the outputs of one rank follow those of another.
+    At least one rank must have batches.
 
     Args:
-        batches, indices, data_set: the outputs of this rank's batches, and what its loader has drawn.
-        data_ranks: the number of ranks with different data; with 1 the outputs of one rank are those of all.
+        batches: the outputs of this rank's batches.
+        indices, data_set: the results of `RecordedIndices.all` and `RecordedIndices.data_set`.
+        data_ranks: the number of ranks with different data; 1 if all ranks have read the same batches.
     """
-    own = _Share(join(batches), indices, data_set) if batches else None
-    ranks = [share for share in gather(own) if share is not None]
-    whole = ranks[0].outputs if len(ranks) == 1 else join_ranks([share.outputs for share in ranks])
-    if any(share.indices is None for share in ranks):
-        return ranks[0].outputs if data_ranks == 1 else whole
+    own = _RankOutputs(join(batches), indices, data_set) if batches else None
+    ranks = [rank for rank in gather(own) if rank is not None]
+    outputs = ranks[0].outputs if len(ranks) == 1 else join_ranks([rank.outputs for rank in ranks])
+    if any(rank.indices is None for rank in ranks):
+        return ranks[0].outputs if data_ranks == 1 else outputs
     if data_ranks != 1:
         _warn_if_alike(ranks)
-    data_sets: dict[tuple[Any, ...], int] = {}  # a number for each, in the order of the ranks
-    order = [
-        (data_sets.setdefault(share.data_set, len(data_sets)), index)
-        for share in ranks
-        for index in share.indices or ()
-    ]
-    first: dict[tuple[int, int], int] = {}
-    for row, sample in enumerate(order):
-        first.setdefault(sample, row)
-    rows = [first[sample] for sample in sorted(first)]
-    return whole if rows == [*range(len(order))] else select(whole, rows, of=len(order))
+    samples = _samples(ranks)
+    row_of: dict[tuple[int, int], int] = {}  # the first row of each sample
+    for row, sample in enumerate(samples):
+        row_of.setdefault(sample, row)
+    rows = [row_of[sample] for sample in sorted(row_of)]
+    is_sorted = rows == [*range(len(samples))]
+    return outputs if is_sorted else select(outputs, rows, of=len(samples))
 
 
-def _warn_if_alike(ranks: Sequence[_Share]) -> None:
-    """Log a warning if each rank has read the same indices, of data sets that may be different ones."""
-    drawn = {(frozenset(share.indices or ()), share.data_set) for share in ranks}
+def _samples(ranks: Sequence[_RankOutputs]) -> list[tuple[int, int]]:
+    """Return for each row of the joined outputs the number of its data set, and its index in there."""
+    numbers: dict[tuple[Any, ...], int] = {}
+    samples = []
+    for rank in ranks:
+        number = numbers.setdefault(rank.data_set, len(numbers))
+        samples += [(number, index) for index in rank.indices or ()]
+    return samples
+
+
+def _warn_if_alike(ranks: Sequence[_RankOutputs]) -> None:
+    """Log a warning on rank 0 if all ranks have read the same indices of data sets that look alike."""
+    drawn = {(frozenset(rank.indices or ()), rank.data_set) for rank in ranks}
     if len(ranks) > 1 and len(drawn) == 1 and dist.get_rank() == 0:
         ((indices, _),) = drawn
-        if len(indices) > 1:  # a single one is the padding of a DistributedSampler
+        if len(indices) > 1:  # a DistributedSampler pads a data set of one sample to one for each rank
             logger.warning(ALIKE, len(ranks), len(indices))

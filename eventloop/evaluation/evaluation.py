@@ -1,4 +1,4 @@
-"""Average metrics over a validation or test pass, with one read of the device at its end."""
+"""Average metrics over a validation or test pass, and read them from the device once, at its end."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from eventloop.util.functions import check_plain
 
 logger = logging.getLogger("eventloop")
 
-_SEVERAL = (torch.Tensor, np.ndarray, Mapping, list, tuple, set)
-"""The types that a `val_step` may return for handlers of `after_val_iter`; they are not metrics."""
+_FOR_HANDLERS = (torch.Tensor, np.ndarray, Mapping, list, tuple, set)
+"""Types that `val_step` may return for handlers of `after_val_iter`: no warning says they are no metrics."""
 NESTED = (
     "val_step returned %r as a mapping of numbers, which become no metrics: return the numbers themselves, "
     "or in a mapping named log_vars"
@@ -68,7 +68,7 @@ Evaluators = Evaluator | Sequence[Evaluator] | Mapping[str, Evaluator]
 
 
 def accuracy(preds: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the share of samples whose highest score is the target's.
+    """Return the fraction of samples whose highest score belongs to the target class.
 
     Args:
         preds: scores, (N, C, ...).
@@ -78,21 +78,21 @@ def accuracy(preds: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 class Mean(NamedTuple):
-    """A mean, and the number of samples over which it was taken."""
+    """A mean, and the number of samples that it is the mean of."""
 
     value: float
     samples: int
 
 
 NOTHING = Mean(0.0, 0)
+"""The mean of no samples."""
 
 
 class Averages:
     """Average named values over samples.
 
-    Tensors are summed on their device in double precision, as a loop adds up `value.item() * samples`: a sum
-    in single precision is off by 1e-4 after 100,000 batches. MPS has no doubles. Numbers are averaged at once
-    as Python floats, so that they are not rounded to the device's precision.
+    Tensors are summed on their device, in double precision except on MPS, which has none: a sum in single
+    precision is off by 1e-4 after 100,000 batches. Numbers are averaged on the host as Python floats.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Averages:
         self._means: dict[str, Mean] = {}
 
     def add(self, name: str, value: Any, samples: int) -> None:
-        """Add the mean `value` of a batch of `samples`; of none the mean does not count, and may be NaN.
+        """Add the mean `value` over the samples of a batch; ignore it if the batch has no samples.
 
         Raises:
             TypeError: `value` is a tensor that is sharded over ranks.
@@ -110,7 +110,7 @@ class Averages:
             return
         if is_number(value):
             number = value.item() if isinstance(value, np.ndarray) else float(value)
-            self._means[name] = _together(self._means.get(name, NOTHING), Mean(number, samples))
+            self._means[name] = _combined(self._means.get(name, NOTHING), Mean(number, samples))
             return
         refuse_sharded(f"the metric {name!r}", value)
         tensor = torch.as_tensor(value).detach()
@@ -119,54 +119,54 @@ class Averages:
         self._samples[name] = self._samples.get(name, 0) + samples
 
     def compute(self) -> dict[str, float]:
-        """Return the means over the samples of all ranks. It waits for the device.
+        """Return the means over the samples of all ranks; a collective, which waits for the device.
 
         A name that only some ranks have is averaged over those ranks.
         """
         own = dict(self._means)
-        for name, total in self._read():
-            own[name] = _together(
-                own.get(name, NOTHING), Mean(total / self._samples[name], self._samples[name])
-            )
-        ranks = gather(own)  # an all-reduce would hang if ranks have different names
+        for name, total in self._read_sums():
+            mean_of_tensors = Mean(total / self._samples[name], self._samples[name])
+            own[name] = _combined(own.get(name, NOTHING), mean_of_tensors)
+        ranks = gather(own)  # not an all-reduce, which would hang if ranks have different names
         means = {}
         for name in sorted({name for rank in ranks for name in rank}):
-            means[name] = reduce(_together, (rank[name] for rank in ranks if name in rank)).value
+            means[name] = reduce(_combined, (rank[name] for rank in ranks if name in rank)).value
         return means
 
-    def _read(self) -> Iterator[tuple[str, float]]:
-        """Yield each name with the sum of its values, reading each device once."""
+    def _read_sums(self) -> Iterator[tuple[str, float]]:
+        """Yield each name with the sum of its tensors; read each device once."""
         for device in {total.device: None for total in self._sums.values()}:
             names = sorted(name for name, total in self._sums.items() if total.device == device)
             values = torch.stack([self._sums[name].reshape(()) for name in names]).tolist()
             yield from zip(names, values, strict=True)
 
 
-def _together(a: Mean, b: Mean) -> Mean:
-    """Return the mean over the samples of both means.
+def _combined(first: Mean, second: Mean) -> Mean:
+    """Return the mean over the samples of two means.
 
-    Equal means stay equal, while a sum that is divided again would be rounded twice.
+    The result is their weighted sum, computed so that two equal means give exactly the same value.
     """
-    samples = a.samples + b.samples
+    samples = first.samples + second.samples
     if not samples:
-        return a
-    if math.isfinite(a.value) and math.isfinite(b.value):
-        return Mean(a.value + (b.value - a.value) * (b.samples / samples), samples)
-    return Mean(a.value + b.value, samples)
+        return first
+    if math.isfinite(first.value) and math.isfinite(second.value):
+        return Mean(first.value + (second.value - first.value) * (second.samples / samples), samples)
+    return Mean(first.value + second.value, samples)  # NaN or infinite
 
 
 class Evaluation:
     """Collect the outputs of `val_step` over one pass, and compute the metrics at its end.
 
     `val_step` returns a mapping. Every number in it is averaged over samples: a Python or NumPy number, or
-    a tensor of one element. `num_samples` is the number of samples of the batch. The evaluators get `preds`
-    and `target`. Without an evaluator, targets that are class indices are scored by accuracy.
+    a tensor of one element. `num_samples` is the number of samples of the batch. The evaluators receive
+    `preds` and `target`. Without an evaluator the accuracy is computed, if the targets are class indices.
 
     Args:
         evaluator: one metric or several, or None.
-        unusable: names of values, such as texts, that were already reported as unusable. New ones are logged
-            and added to this set, so that a set shared by all evaluations logs each name once.
-        device: where the predictions are; metrics that are modules, such as torchmetrics, are moved there.
+        unusable: the names of values that were reported as no metrics, such as texts. Names that are reported
+            during this evaluation are added. All evaluations of a trainer share one set, so that each name is
+            logged once.
+        device: the device of the predictions, to which metrics that are modules (torchmetrics) are moved.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Evaluation:
         self._unusable = set() if unusable is None else unusable
         self._evaluators = name_evaluators(evaluator)
         self._averages = Averages()
-        self._sources: dict[str, str] = {}
+        self._sources: dict[str, str] = {}  # the name of each metric, and who reports it
         for metric in self._evaluators.values():
             if device is not None and isinstance(metric, torch.nn.Module):
                 metric.to(device)
@@ -186,20 +186,33 @@ class Evaluation:
                 metric.reset()
 
     def add(self, outputs: Mapping[str, Any], samples: int) -> None:
-        """Add the outputs of one batch."""
+        """Add the outputs of one batch, which has so many samples.
+
+        Raises:
+            ValueError: an evaluator needs `preds` and `target`, or two sources report the same metric.
+            TypeError: an evaluator returned something other than numbers.
+        """
         outputs = with_log_vars(outputs)
+        self._add_numbers(outputs, samples)
+        self._evaluate(outputs, samples)
+
+    def _add_numbers(self, outputs: Mapping[str, Any], samples: int) -> None:
+        """Add the numbers among the outputs to the averages; warn of values that look like metrics."""
         for name in unlogged(outputs):
             self._warn(name, NESTED, name)
         for name, value in outputs.items():
             if name in ("preds", "target", NUM_SAMPLES):  # not metrics, even with one element
                 continue
             if is_single(value):
-                self._claim(name, "val_step")
+                self._set_source(name, "val_step")
                 self._averages.add(name, value, samples)
-            elif not isinstance(value, _SEVERAL):
+            elif not isinstance(value, _FOR_HANDLERS):
                 self._warn(name, UNUSABLE, f"{value!r:.80}", name)
-            elif isinstance(value, torch.Tensor | np.ndarray) and _one_a_sample(name, value):
+            elif isinstance(value, torch.Tensor | np.ndarray) and _is_metric_of_samples(name, value):
                 self._warn(name, SEVERAL_NUMBERS, name, tuple(value.shape))
+
+    def _evaluate(self, outputs: Mapping[str, Any], samples: int) -> None:
+        """Pass the predictions and targets of a batch to the evaluators, or compute the accuracy."""
         preds, target = outputs.get("preds"), outputs.get("target")
         evaluators = self._evaluators
         if not evaluators and is_classification(preds, target):
@@ -213,18 +226,22 @@ class Evaluation:
             given, absent = ("preds", "target") if target is None else ("target", "preds")
             self._warn(given, ONE_OF_TWO, given, absent)
         for name, evaluator in evaluators.items():
-            with _naming(name):
-                scores = (evaluator.update if isinstance(evaluator, Metric) else evaluator)(preds, target)
-            if not isinstance(evaluator, Metric):
-                for key, value in _named(name, scores).items():
-                    self._claim(key, f"evaluator {name!r}")
-                    self._averages.add(key, value, samples)
+            if isinstance(evaluator, Metric):
+                with _with_name_in_errors(name):
+                    evaluator.update(preds, target)
+                continue
+            with _with_name_in_errors(name):
+                scores = evaluator(preds, target)
+            for key, value in _by_name(name, scores).items():
+                self._set_source(key, f"evaluator {name!r}")
+                self._averages.add(key, value, samples)
 
     def compute(self) -> dict[str, float]:
-        """Return all metrics as floats, those of rank 0 on every rank. It waits for the device.
+        """Return all metrics as floats; a collective, which waits for the device.
 
-        A metric object that does not reduce over ranks has a different score on each rank. Ranks must not
-        decide differently on the best checkpoint, a plateau or an early stop.
+        Every rank gets the metrics of rank 0, because a metric object that does not reduce over ranks has a
+        different score on each of them. Ranks must not decide differently on the best checkpoint, a plateau
+        or an early stop.
 
         Raises:
             ValueError: two sources report the same metric.
@@ -232,10 +249,10 @@ class Evaluation:
         metrics = self._averages.compute()
         for name, metric in self._evaluators.items():
             if isinstance(metric, Metric):
-                with _naming(name):
+                with _with_name_in_errors(name):
                     scores = metric.compute()
-                for key, score in _named(name, scores).items():
-                    self._claim(key, f"evaluator {name!r}")
+                for key, score in _by_name(name, scores).items():
+                    self._set_source(key, f"evaluator {name!r}")
                     refuse_sharded(f"the metric {key!r}", score)
                     metrics[key] = float(score)
         return decided_by_rank_0(lambda: metrics)
@@ -246,10 +263,11 @@ class Evaluation:
             self._unusable.add(name)
             logger.warning(message, *values)
 
-    def _claim(self, name: str, source: str) -> None:
-        if (owner := self._sources.setdefault(name, source)) != source:
+    def _set_source(self, name: str, source: str) -> None:
+        """Store who reports a metric; refuse a second source of it."""
+        if (first := self._sources.setdefault(name, source)) != source:
             raise ValueError(
-                f"the metric {name!r} comes from {owner} and from {source}: give the evaluator another name, "
+                f"the metric {name!r} comes from {first} and from {source}: give the evaluator another name, "
                 "evaluator={name: ...}"
             )
 
@@ -257,60 +275,68 @@ class Evaluation:
 def before_drawing(
     model: torch.nn.Module, trained_on: Iterable[Any] | None, loaders: Iterable[Iterable[Any]]
 ) -> Callable[[], None]:
-    """Return a function that restores the random states from which an evaluation on `loaders` draws.
+    """Return a function that restores the current random states, from which an evaluation will draw.
 
-    The states are those of this process now: the global generators, the model's modules, and all loaders.
+    These are the states of the global generators, of the model's modules and of all loaders.
 
     Args:
         model: the model.
         trained_on: the loader of the training, whose random state is restored too.
         loaders: the loaders of the evaluation.
     """
-    training, modules = random_state(trained_on), module_generators(model)
-    evaluations = [(each, own_random_state(each)) for each in loaders if each is not trained_on]
+    state_of_training, generators = random_state(trained_on), module_generators(model)
+    states = [(loader, own_random_state(loader)) for loader in loaders if loader is not trained_on]
 
-    def put_back() -> None:
-        set_random_state(trained_on, training)
-        for loader, state in evaluations:
+    def restore() -> None:
+        set_random_state(trained_on, state_of_training)
+        for loader, state in states:
             set_own_random_state(loader, state, opening=True)
-        set_module_generators(model, modules)
+        set_module_generators(model, generators)
 
-    return put_back
+    return restore
 
 
 def save_fields(undo: Undo, trainer: TrainerParts) -> None:
     """Let `undo` restore the trainer's model, batch, outputs and metrics.
 
-    Until then, metrics that are put, also by `get_event_storage`, go to another storage and are discarded.
+    Until then `trainer.metrics` and `get_event_storage()` are another storage, which is discarded.
     """
     undo.attributes(trainer, "model", "batch", "outputs", "metrics")
-    aside = EventStorage()
-    undo.step(aside.__exit__)
-    trainer.metrics = aside.__enter__()
+    discarded = EventStorage()
+    undo.step(discarded.__exit__)
+    trainer.metrics = discarded.__enter__()
 
 
 def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:
-    """Return evaluators by name: the keys of a mapping, or the names of the functions and classes."""
+    """Return evaluators by name: the keys of a mapping, or the names of the functions and classes.
+
+    Raises:
+        ValueError: two evaluators have one name.
+        TypeError: an object is not an evaluator.
+    """
     if evaluator is None:
         return {}
-    if isinstance(evaluator, Mapping):
-        named = dict(evaluator)
-    else:
-        several: list[Any] = list(evaluator) if isinstance(evaluator, list | tuple) else [evaluator]
-        names = [getattr(e, "__name__", type(e).__name__) for e in several]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"two evaluators are named {name!r}: name them, evaluator={{name: ...}}")
-        named = dict(zip(names, several, strict=True))
-    for name, one in named.items():
-        if isinstance(one, type):
-            raise TypeError(f"evaluator {name!r} is a class: give an object of it, {one.__name__}()")
-        which = f"evaluator {name!r}" if isinstance(evaluator, Mapping) else "evaluator"
-        check_plain(which, one, "preds", "target")
-        if not isinstance(one, Metric) and not callable(one):
+    has_names = isinstance(evaluator, Mapping)
+    by_name = dict(evaluator) if isinstance(evaluator, Mapping) else _by_own_names(evaluator)
+    for name, each in by_name.items():
+        if isinstance(each, type):
+            raise TypeError(f"evaluator {name!r} is a class: give an object of it, {each.__name__}()")
+        which = f"evaluator {name!r}" if has_names else "evaluator"
+        check_plain(which, each, "preds", "target")
+        if not isinstance(each, Metric) and not callable(each):
             hint = ": a config does not make one" if name == "type" else ""
-            raise TypeError(f"{which} must be a function (preds, target) or a metric, got {one!r}{hint}")
-    return named
+            raise TypeError(f"{which} must be a function (preds, target) or a metric, got {each!r}{hint}")
+    return by_name
+
+
+def _by_own_names(evaluator: Evaluator | Sequence[Evaluator]) -> dict[str, Evaluator]:
+    """Return evaluators by the names of the functions and classes; refuse equal names."""
+    evaluators: list[Any] = list(evaluator) if isinstance(evaluator, list | tuple) else [evaluator]
+    names = [getattr(each, "__name__", type(each).__name__) for each in evaluators]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two evaluators are named {name!r}: name them, evaluator={{name: ...}}")
+    return dict(zip(names, evaluators, strict=True))
 
 
 def is_classification(preds: Any, target: Any) -> bool:
@@ -320,30 +346,30 @@ def is_classification(preds: Any, target: Any) -> bool:
     return not target.is_floating_point() and preds.ndim == target.ndim + 1
 
 
-def _one_a_sample(name: object, value: torch.Tensor | np.ndarray[Any, Any]) -> bool:
-    """Return whether a value seems to be a metric of each sample; other tensors are for handlers."""
+def _is_metric_of_samples(name: object, value: torch.Tensor | np.ndarray[Any, Any]) -> bool:
+    """Return whether a tensor seems to have a metric of each sample, so that its mean was forgotten."""
     return (value.ndim == 1 and len(value) > 1) or name == "loss"
 
 
-def _named(name: str, scores: Any) -> Mapping[str, Any]:
-    """Return the scores of an evaluator by name.
+def _by_name(evaluator: str, scores: Any) -> Mapping[str, Any]:
+    """Return the scores of an evaluator by name: the mapping, or one score under the evaluator's name.
 
     Raises:
         TypeError: a score is not one number.
     """
-    named = scores if isinstance(scores, Mapping) else {name: scores}
-    for key, value in named.items():
+    by_name = scores if isinstance(scores, Mapping) else {evaluator: scores}
+    for key, value in by_name.items():
         if not is_single(value):
             shape = getattr(value, "shape", None)
             got = f"{value!r:.80}" if shape is None else f"a tensor of shape {tuple(shape)}: take its mean()"
-            which = f" as {key!r}" if named is scores else ""
-            raise TypeError(f"evaluator {name!r} must return a number{which}, got {got}")
-    return named
+            which = f" as {key!r}" if by_name is scores else ""
+            raise TypeError(f"evaluator {evaluator!r} must return a number{which}, got {got}")
+    return by_name
 
 
 @contextmanager
-def _naming(evaluator: str) -> Iterator[None]:
-    """Add a note with the evaluator's name to an error."""
+def _with_name_in_errors(evaluator: str) -> Iterator[None]:
+    """Add a note with the evaluator's name to an error that the block raises."""
     try:
         yield
     except Exception as error:

@@ -30,22 +30,22 @@ from eventloop.util.text import error_text
 
 logger = logging.getLogger("eventloop")
 
-_OF_CLASSES = (F.cross_entropy, F.nll_loss)
-_BEFORE = (
+_CLASSIFICATION_LOSSES = (F.cross_entropy, F.nll_loss)
+_NOTE = (
     "raised before the training, by a batch of val_loader: the trainer has no loss_fn and no val_step, so a "
     "validation calls model(inputs) of batches (inputs, target); sanity_val=0 skips this batch"
 )
-_OF_CLASSES_MODULES = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
+_CLASSIFICATION_MODULES = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
 
 
 class MonitoredMetrics:
-    """The metrics that hooks monitor, each checked when the trainer is built or in a sanity validation.
+    """Check the metrics that hooks monitor, when the trainer is built or in a sanity validation.
 
     Args:
         trainer: the trainer.
-        sanity_val: the number of batches of the sanity validation; None for one batch, and only if a name
-            could not be checked before.
-        own_val_step: whether the user's `val_step` decides which metrics the validation reports.
+        sanity_val: the number of batches of the sanity validation. None validates one batch, if the name of a
+            metric could not be checked when the trainer was built.
+        own_val_step: whether the user has given a `val_step`, which may report any metrics.
 
     Raises:
         TypeError, ValueError: `sanity_val` is not an int of at least 0, or there is no `val_loader` for it.
@@ -56,11 +56,11 @@ class MonitoredMetrics:
         self._trainer, self._sanity_val = trainer, sanity_val
         self._tries_step = trainer.loss_fn is None and not own_val_step and trainer.val_loader is not None
         self._certain, self._possible = reported_names(trainer.evaluator, trainer.loss_fn, own_val_step)
-        self._required: list[tuple[str, str]] = []  # metrics, and the options that name them
-        self._unchecked: list[tuple[str, str]] = []  # those of them that only a batch can show
+        self._required: list[tuple[str, str]] = []  # (metric, option that names it)
+        self._unchecked: list[tuple[str, str]] = []  # those for which the sanity validation is needed
 
     def shorten(self, batches: int) -> None:
-        """Validate at most so many batches in the sanity validation."""
+        """Limit the sanity validation to so many batches."""
         if self._sanity_val is not None:
             self._sanity_val = min(self._sanity_val, batches)
 
@@ -70,11 +70,14 @@ class MonitoredMetrics:
         Args:
             metric: the metric's name.
             option: the option that names it, for the error, such as "CheckpointHook(save_best='accuracy')".
+
+        Raises:
+            ValueError: the validation does not report the metric.
         """
-        if self._possible is not None and metric not in (possible := self._of_passes(self._possible)):
+        if self._possible is not None and metric not in (possible := self._with_prefixes(self._possible)):
             raise ValueError(self._unreported(metric, option, possible))
         self._required.append((metric, option))
-        if metric not in self._of_passes(self._certain):
+        if metric not in self._with_prefixes(self._certain):
             self._unchecked.append((metric, option))
 
     def sanity_check(self, *, validates: bool) -> None:
@@ -82,7 +85,7 @@ class MonitoredMetrics:
 
         No event is emitted: handlers would count, log and swap weights for a validation that is not part of
         the run. Random states, buffers, modes, metrics and evaluators are restored; other changes made by
-        `val_step` are not. By default a loader that may not start over, such as an iterator, is not used. A
+        `val_step` are not. By default a loader that may not start again, such as an iterator, is not used. A
         resumed run is not checked.
 
         Args:
@@ -90,22 +93,16 @@ class MonitoredMetrics:
 
         Raises:
             ValueError: a metric is missing.
-            Exception: an error of the user's code, if `sanity_val` was given. By default it is logged and the
-                names are not checked, because an evaluator may need more than one batch.
+            Exception: an error of the user's code, if `sanity_val` was given. By default the error is logged
+                and the names are not checked, because an evaluator may need more than one batch.
         """
         trainer, batches = self._trainer, self._sanity_val
         if trainer.iter or trainer.stopping:
             return
         if batches is None and validates and self._tries_step and _can_be_repeated(trainer):
-            self._try_step()
+            self._try_val_step()
         if batches is None:
-            batches = int(bool(self._unchecked) and _can_be_repeated(trainer))
-            if self._unchecked and not batches:
-                logger.info(
-                    "not checked before training: whether the validation reports %s. The val_loader may not "
-                    "restart, or the model is lazy; Trainer(sanity_val=1) checks it all the same",
-                    self._names(),
-                )
+            batches = self._default_batches()
         if batches:
             logger.info(
                 "a sanity validation of %d batch%s comes before training: trainer.sanity_checking is True, "
@@ -113,32 +110,53 @@ class MonitoredMetrics:
                 batches,
                 "" if batches == 1 else "es",
             )
-        if batches and (found := self._try_out(batches)) is not None:
-            names = {of_loader(weights, name) for name in found for weights in self._weights}
-            for metric, option in self._required:  # F.cross_entropy also takes targets without an accuracy
-                if metric not in names:
-                    skip = f" This is of a sanity validation of {batches} batches; sanity_val=0 skips it."
-                    raise ValueError(self._unreported(metric, option, names) + skip)
+            self._check_required(batches)
 
-    def _try_step(self) -> None:
+    def _default_batches(self) -> int:
+        """Return 1 if a metric is unchecked and a batch can be validated twice, else 0."""
+        if not self._unchecked:
+            return 0
+        if _can_be_repeated(self._trainer):
+            return 1
+        logger.info(
+            "not checked before training: whether the validation reports %s. The val_loader may not "
+            "restart, or the model is lazy; Trainer(sanity_val=1) checks it all the same",
+            self._unchecked_names(),
+        )
+        return 0
+
+    def _check_required(self, batches: int) -> None:
+        """Validate so many batches, and raise ValueError if a monitored metric is missing."""
+        metrics = self._validate(batches)
+        if metrics is None:
+            return
+        names = {of_loader(weights, name) for name in metrics for weights in self._weights}
+        # also "accuracy" with F.cross_entropy, which takes targets without an accuracy, too
+        for metric, option in self._required:
+            if metric not in names:
+                advice = f" This is of a sanity validation of {batches} batches; sanity_val=0 skips it."
+                raise ValueError(self._unreported(metric, option, names) + advice)
+
+    def _try_val_step(self) -> None:
         """Run the trainer's own `val_step` on one batch of each loader, without evaluators.
 
-        A user's train step or loop says nothing about the form of the batches; without this call an error
-        would come after the first epoch.
+        With a user's train step or loop the trainer does not know the structure of the batches. Without this
+        call an error of `val_step` would come only after the first epoch.
         """
         trainer = self._trainer
         undo = Undo()
         with undo, undo, trainer.clock.excluding(), raised_together("the first validation batch"):
             _prepare(undo, trainer)
-            _step_once(trainer)
+            _run_val_step(trainer)
 
-    def _try_out(self, batches: int) -> Mapping[str, float] | None:
+    def _validate(self, batches: int) -> Mapping[str, float] | None:
+        """Return the metrics of so many batches; None if the validation failed, by default."""
         trainer = self._trainer
         try:
             undo = Undo()
             with undo, undo, trainer.clock.excluding():
                 _prepare(undo, trainer)
-                return _validate(trainer, batches)
+                return _metrics_of(trainer, batches)
         except Exception as error:
             if self._sanity_val is not None:
                 error.add_note(f"raised by the sanity validation before training, sanity_val={batches}")
@@ -146,69 +164,73 @@ class MonitoredMetrics:
             logger.warning(
                 "the sanity validation of one batch failed, so it is not checked whether the validation "
                 "reports %s: %s; sanity_val=0 skips it",
-                self._names(),
+                self._unchecked_names(),
                 error_text(error),
             )
             return None
 
-    def _names(self) -> str:
+    def _unchecked_names(self) -> str:
         return ", ".join(repr(metric) for metric, _ in self._unchecked)
 
-    def _of_passes(self, names: Iterable[str]) -> set[str]:
-        """Return the names of metrics as a whole validation reports them, by those of one pass."""
+    def _with_prefixes(self, names: Iterable[str]) -> set[str]:
+        """Return the names that a validation reports, such as "clean/accuracy", of metrics of one pass."""
         return {of_loader(each, name) for name in names for each in self._passes}
 
     @property
     def _passes(self) -> list[str]:
-        """The names of the passes of a validation, over each loader with each of the weights."""
+        """The names of the passes of a validation: each loader with the own weights, and with others."""
         loaders = [*named_loaders(self._trainer.val_loader)] or [""]
         return [name_of_pass(weights, loader) for weights in self._weights for loader in loaders]
 
     @property
     def _weights(self) -> list[str]:
-        """The prefixes of the weights, the model's own first, by the hooks that the trainer is checking."""
+        """The prefixes of the weights that are evaluated: "" for the model's own, then "ema" and others."""
         return ["", *other_weights(self._trainer.hooks)]
 
     def _unreported(self, metric: str, option: str, names: Iterable[str]) -> str:
-        known, word = sorted(names), metric.lower()
-        alike = [name for name in known if word in name.lower() or name.lower() in word]
-        guess = near(metric, known) or (f": did you mean {alike[0]!r}?" if alike else ".")
+        """Return the text of an error: the metric is not among `names`, with a suggestion and a remedy."""
+        known, lower = sorted(names), metric.lower()
+        similar = [name for name in known if lower in name.lower() or name.lower() in lower]
+        suggestion = near(metric, known) or (f": did you mean {similar[0]!r}?" if similar else ".")
         prefixes = (of_loader(each, "") for each in reversed(self._passes))
-        own = next((metric.removeprefix(each) for each in prefixes if metric.startswith(each)), metric)
+        prefix = next((each for each in prefixes if metric.startswith(each)), "")
         return (
-            f"{option} needs the metric {metric!r}, which the validation does not report{guess} It reports "
-            f"{', '.join(known) or 'nothing'}. Other names come from evaluator={{{own!r}: ...}} or "
-            f"val_step=...{need_of(metric)}"
+            f"{option} needs the metric {metric!r}, which the validation does not report{suggestion} It "
+            f"reports {', '.join(known) or 'nothing'}. Other names come from "
+            f"evaluator={{{metric.removeprefix(prefix)!r}: ...}} or val_step=...{need_of(metric)}"
         )
 
 
 def reported_names(
     evaluators: Mapping[str, Evaluator], loss_fn: object, own_val_step: bool
 ) -> tuple[set[str], set[str] | None]:
-    """Return the names of the metrics that a validation certainly reports, and of all that it may report.
+    """Return the names of the metrics that a validation certainly reports, and of those that it may report.
 
-    None in place of the second set means that a function may return a mapping with any names. The names are
-    known only for torchmetrics' classes that return a tensor.
+    Returns:
+        The two sets; None in place of the second one if a `val_step` or an evaluator may report any names. An
+        evaluator of torchmetrics whose `compute` returns a tensor reports one number, under its own name.
     """
-    certain = {name for name, evaluator in evaluators.items() if _gives_one_number(evaluator)}
-    known = not own_val_step and len(certain) == len(evaluators)
+    certain = {name for name, evaluator in evaluators.items() if _returns_one_number(evaluator)}
+    all_known = not own_val_step and len(certain) == len(evaluators)
     if not own_val_step and loss_fn is not None:
         certain.add("loss")
     possible = set(certain)
     if not own_val_step and not evaluators:
         possible.add("accuracy")
-        if loss_fn in _OF_CLASSES or isinstance(loss_fn, _OF_CLASSES_MODULES):
+        if loss_fn in _CLASSIFICATION_LOSSES or isinstance(loss_fn, _CLASSIFICATION_MODULES):
             certain.add("accuracy")
-    return certain, possible if known else None
+    return certain, possible if all_known else None
 
 
-def _gives_one_number(evaluator: Evaluator) -> bool:
+def _returns_one_number(evaluator: Evaluator) -> bool:
+    """Return whether an evaluator is one of torchmetrics whose `compute` is annotated to return a tensor."""
     compute = getattr(type(evaluator), "compute", None)
-    of_torchmetrics = getattr(compute, "__module__", "").startswith("torchmetrics.")
-    return of_torchmetrics and getattr(compute, "__annotations__", {}).get("return") is torch.Tensor
+    is_torchmetric = getattr(compute, "__module__", "").startswith("torchmetrics.")
+    return is_torchmetric and getattr(compute, "__annotations__", {}).get("return") is torch.Tensor
 
 
 def _check_sanity_val(sanity_val: object, val_loader: object) -> None:
+    """Refuse a `sanity_val` that is not an int of at least 0, or that lacks a `val_loader`."""
     if sanity_val is None:
         return
     at_least("sanity_val", sanity_val, 0)
@@ -220,26 +242,27 @@ def _check_sanity_val(sanity_val: object, val_loader: object) -> None:
 
 
 def _can_be_repeated(trainer: TrainerParts) -> bool:
-    """Return whether all loaders restart with each pass, and the first batch does not create weights."""
+    """Return whether batches can be validated twice: loaders restart, and the model has all its weights."""
     loaders = named_loaders(trainer.val_loader).values()
-    restart = bool(loaders) and all(map(_begins_again, loaders))
-    return restart and not any(map(is_lazy, trainer.model.parameters()))
+    all_restart = bool(loaders) and all(map(_restarts, loaders))
+    return all_restart and not any(map(is_lazy, trainer.model.parameters()))
 
 
-def _begins_again(loader: Iterable[Any]) -> bool:
-    return isinstance(loader, list | tuple) or (
-        why_not_by_index(loader) is None and all(map(_is_restored, samplers_of(loader).values()))
-    )
+def _restarts(loader: Iterable[Any]) -> bool:
+    """Return whether each pass over a loader begins at its first batch, in an order that can be restored."""
+    if isinstance(loader, list | tuple):
+        return True
+    return why_not_by_index(loader) is None and all(map(_is_restored, samplers_of(loader).values()))
 
 
 def _is_restored(sampler: object) -> bool:
     """Return whether a sampler can draw the same samples again; a user's sampler may count its passes."""
-    of_torch = type(sampler).__module__.startswith("torch.")
-    return of_torch or has_state_dict(sampler) or hasattr(sampler, "set_epoch")
+    is_pytorchs = type(sampler).__module__.startswith("torch.")
+    return is_pytorchs or has_state_dict(sampler) or hasattr(sampler, "set_epoch")
 
 
-def _validate(trainer: TrainerParts, batches: int) -> Mapping[str, float]:
-    """Validate so many batches of each loader."""
+def _metrics_of(trainer: TrainerParts, batches: int) -> Mapping[str, float]:
+    """Validate so many batches of each loader, and return the metrics."""
     metrics: dict[str, float] = {}
     for name, loader in named_loaders(trainer.val_loader).items():
         reported = _validate_on(trainer, loader, batches).compute()
@@ -248,10 +271,11 @@ def _validate(trainer: TrainerParts, batches: int) -> Mapping[str, float]:
 
 
 def _validate_on(trainer: TrainerParts, loader: Iterable[Any], batches: int) -> Evaluation:
-    """Validate on all ranks; if one rank fails, all raise."""
+    """Validate so many batches of a loader; if this fails on one rank, all ranks raise an error."""
     evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs, trainer.device)
-    with raised_together("the sanity validation"):  # the other ranks would wait for this one in `compute`
-        for batch in islice(_own_workers(loader), batches):
+    # a rank that raised alone would not call `compute`, in which the other ranks would wait for it
+    with raised_together("the sanity validation"):
+        for batch in islice(_without_persistent_workers(loader), batches):
             trainer.batch = to_device(batch, trainer.device)
             outputs = run_step(trainer.val_step, trainer.batch, compiled=trainer.compiled)
             trainer.outputs = outputs
@@ -259,16 +283,16 @@ def _validate_on(trainer: TrainerParts, loader: Iterable[Any], batches: int) -> 
     return evaluation
 
 
-def _own_workers(loader: Iterable[Any]) -> Iterable[Any]:
-    """Return a loader whose workers end with the pass.
+def _without_persistent_workers(loader: Iterable[Any]) -> Iterable[Any]:
+    """Return a loader, or a copy of it whose workers end with the pass.
 
-    Persistent workers would keep the random state that the pass leaves behind.
+    Persistent workers would continue with the random state that they have after the pass.
     """
     if not persists(loader):
         return loader
-    alone = copy(loader)
-    vars(alone)["persistent_workers"] = False  # a DataLoader refuses to have it set
-    return alone
+    one_pass = copy(loader)
+    vars(one_pass)["persistent_workers"] = False  # setattr of a DataLoader raises an error
+    return one_pass
 
 
 def _prepare(undo: Undo, trainer: TrainerParts) -> None:
@@ -288,13 +312,14 @@ def _prepare(undo: Undo, trainer: TrainerParts) -> None:
     model.eval()
 
 
-def _step_once(trainer: TrainerParts) -> None:
+def _run_val_step(trainer: TrainerParts) -> None:
+    """Run `val_step` on the first batch of each loader, and add an explanation to its error."""
     for loader in named_loaders(trainer.val_loader).values():
-        for batch in islice(_own_workers(loader), 1):
+        for batch in islice(_without_persistent_workers(loader), 1):
             trainer.batch = to_device(batch, trainer.device)
             try:
                 with torch.no_grad():
                     trainer.val_step(trainer.batch)
             except Exception as error:
-                error.add_note(_BEFORE)
+                error.add_note(_NOTE)
                 raise

@@ -1,7 +1,7 @@
-"""Find the weights that validations and tests evaluate after the model's own, such as an average of these.
+"""Find other weights of the model that validations and tests evaluate too, such as `EMAHook`'s average.
 
-The loop of an evaluation runs one more pass over the loaders for each, and `MonitoredMetrics` knows the names
-of their metrics.
+The loop of an evaluation makes one more pass over the loaders for each of these hooks. `MonitoredMetrics`
+uses the names of their metrics.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from eventloop.data.trainer_parts import TrainerParts
 
 @runtime_checkable
 class OtherWeights(Protocol):
-    """A hook with other weights of the model, which each validation and test may evaluate as well."""
+    """A hook with other weights of the model, which validations and tests may evaluate in a second pass."""
 
     @property
     def evaluated_as(self) -> str:
-        """The prefix of their metrics, such as "ema"; "" if no evaluation adds them to the model's own."""
+        """The prefix of the metrics of the second pass, such as "ema"; "" if there is no second pass."""
         ...
 
     def in_model(self, trainer: Any, mode: str) -> AbstractContextManager[None]:
@@ -29,19 +29,20 @@ class OtherWeights(Protocol):
 
 
 def other_weights(hooks: Iterable[Any]) -> dict[str, OtherWeights]:
-    """Return the hooks whose weights are evaluated after the model's own, by the prefix of their metrics."""
+    """Return the hooks whose weights are evaluated in a second pass, by the prefix of the metrics."""
     return {hook.evaluated_as: hook for hook in hooks if isinstance(hook, OtherWeights) and hook.evaluated_as}
 
 
 def check_other_weights(trainer: TrainerParts, prefix: str, option: str) -> None:
-    """Refuse a trainer whose evaluations cannot make one more pass, or whose metrics have the same names.
+    """Refuse a trainer whose evaluations cannot make a second pass, or whose metrics would have equal names.
 
     Args:
-        prefix: the prefix of the metrics of the other weights.
-        option: the option that asks for the pass, for the error.
+        prefix: the prefix of the metrics of the second pass.
+        option: the option that requests the second pass, for the error message.
 
     Raises:
-        ValueError: another engine's loop evaluates, or a loader has the name `prefix`.
+        ValueError: another engine's loop evaluates, a loader is an iterator, or a loader has the name
+            `prefix`.
     """
     if trainer.host:
         raise ValueError(
@@ -49,38 +50,39 @@ def check_other_weights(trainer: TrainerParts, prefix: str, option: str) -> None
             f"got the loop of {trainer.host}: leave the option out"
         )
     for argument, given in (("val_loader", trainer.val_loader), ("test_loader", trainer.test_loader)):
-        once = [name or argument for name, each in named_loaders(given).items() if isinstance(each, Iterator)]
-        if once:
+        loaders = named_loaders(given)
+        iterators = [name or argument for name, each in loaders.items() if isinstance(each, Iterator)]
+        if iterators:
             raise ValueError(
                 f"{argument}: {option} reads it twice, expected an iterable that begins again, such as a "
-                f"DataLoader or a list, got an iterator for {', '.join(once)}"
+                f"DataLoader or a list, got an iterator for {', '.join(iterators)}"
             )
-        if prefix in (names := [*named_loaders(given)]):
+        if prefix in loaders:
             raise ValueError(
                 f"{argument}: expected loaders with other names than {prefix!r}, which {option} puts before "
-                f"its metrics, got {', '.join(names)}"
+                f"its metrics, got {', '.join(loaders)}"
             )
 
 
 def name_of_pass(weights: str, loader: str) -> str:
-    """Return the name of a pass over one loader, which `of_loader` puts before the names of its metrics.
+    """Return the name of a pass over one loader, such as "ema/clean", the prefix of its metrics.
 
     Args:
-        weights: the prefix of the weights; "" for the model's own.
-        loader: the name of the loader; "" for a single one.
+        weights: the prefix of the weights; "" for the model's own weights.
+        loader: the name of the loader; "" if there is only one.
     """
     return of_loader(weights, loader) if loader else weights
 
 
 def merged(metrics: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of two passes.
+    """Return the metrics of two passes in one dict.
 
     Raises:
-        ValueError: both passes report a metric.
+        ValueError: both passes report a metric of the same name.
     """
-    if twice := sorted(metrics.keys() & others.keys()):
+    if common := sorted(metrics.keys() & others.keys()):
         raise ValueError(
-            f"expected metrics whose names are not those of other weights, got {', '.join(twice)} from the "
+            f"expected metrics whose names are not those of other weights, got {', '.join(common)} from the "
             "model's own weights too: rename what val_step or the evaluator reports"
         )
     return {**metrics, **others}

@@ -17,7 +17,7 @@ from eventloop.data.loader_state import own_random_state, set_samplers
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.data.side_pass import apart, position_of
 from eventloop.data.trainer_parts import TrainerParts
-from eventloop.evaluation.dataset_order import NotedIndices, in_dataset_order
+from eventloop.evaluation.dataset_order import RecordedIndices, in_dataset_order
 from eventloop.evaluation.encoding import encode, outputs_of
 from eventloop.evaluation.outputs import OnHost
 from eventloop.events import BatchPredicted
@@ -27,60 +27,60 @@ from eventloop.state.undo import Undo
 from eventloop.util.functions import check_call, handler_name, is_coroutine_function
 
 BACKLOG_BYTES = 256 * 2**20
-"""Outputs that may wait for `to`. The prediction waits for a subscriber that is further behind."""
+"""The most bytes of outputs that `predict(to=...)` queues; the prediction waits for a slower subscriber."""
 _POLL_SECONDS = 0.1
 
 
 class Sink(Protocol):
-    """Takes the outputs of each batch in order, on the host."""
+    """A receiver of the outputs of each batch, in order and on the host."""
 
     def receive(self, outputs: Any) -> None:
         """Receive the outputs of the next batch."""
 
     def end(self, *, complete: bool) -> Any:
-        """Return the result of the prediction; `complete` is False if a stop cut the pass short."""
+        """Return the result of the prediction; `complete` is False if a stop interrupted the pass."""
 
     def close(self) -> None:
         """Release resources, after `end` or an error."""
 
 
 def begin_prediction(undo: Undo, trainer: TrainerParts, loader: Iterable[Any], to: Any) -> Prediction:
-    """Set the model to eval mode for a prediction on a loader.
+    """Set the model to eval mode, and return the prediction to which a loop adds the outputs of each batch.
 
     `undo` restores the modes of all modules, the random states from which the pass has drawn, and the
     trainer's batch and outputs, and ends the subscription of `to`.
 
+    Args:
+        to: None to collect the outputs, or the function or writer that receives them.
+
     Raises:
         TypeError: the pass would move the position of the train loader, within an epoch.
-        ValueError: some ranks share their data, and the loader has no indices that show which ones.
+        ValueError: some ranks have the same data, and the loader has no indices that show which ranks.
     """
-    if (
-        loader is trainer.loader
-        and trainer.passing is not None
-        and (found := position_of(loader)) is not None
-    ):
+    is_trained_on = loader is trainer.loader and trainer.passing is not None
+    if is_trained_on and (stateful := position_of(loader)) is not None:
         raise TypeError(
             f"predict: loader must be another than the train loader within an epoch, got one with a "
-            f"{type(found).__name__} that has a state_dict: a second pass would move its position"
+            f"{type(stateful).__name__} that has a state_dict: a second pass would move its position"
         )
     undo.attributes(trainer, "batch", "outputs")
     undo.step(set_module_generators, trainer.model, module_generators(trainer.model))
-    # those of the train loader keep the position that its pass has reached
+    # the samplers of the train loader must keep the position that the training has reached
     if loader is not trainer.loader:
         undo.step(set_samplers, loader, own_random_state(loader)["samplers"])
-    reading = apart(undo, loader)
+    separate = apart(undo, loader)
     save_modes(undo, trainer.model)
     trainer.model.eval()
-    recorded = NotedIndices(reading)
+    recorded = RecordedIndices(separate)
     if to is not None:
-        return Prediction(reading, Stream(undo, trainer, to, recorded))
+        return Prediction(separate, Stream(undo, trainer, to, recorded))
     if not recorded.known and trainer.data_ranks not in (1, trainer.world_size):
         raise ValueError(
             f"predict: loader must be a DataLoader over a map-style data set, got a {type(loader).__name__}: "
             f"of {trainer.world_size} ranks with data_ranks={trainer.data_ranks} no index shows which have "
             "the same batches; with to=... each rank passes on its own"
         )
-    return Prediction(reading, Collection(recorded, trainer.data_ranks))
+    return Prediction(separate, Collection(recorded, trainer.data_ranks))
 
 
 class Prediction:
@@ -88,7 +88,7 @@ class Prediction:
 
     Args:
         loader: the iterable of batches to read.
-        sink: receives each batch's outputs, one batch later.
+        sink: the receiver of each batch's outputs, which it receives when the next batch is computed.
     """
 
     def __init__(self, loader: Iterable[Any], sink: Sink) -> None:
@@ -97,30 +97,31 @@ class Prediction:
         self._copy: OnHost | None = None
 
     def add(self, outputs: Any) -> None:
-        """Begin to copy the outputs of a batch, and pass on those of the batch before."""
-        begun = OnHost(outputs)
+        """Start to copy the outputs of a batch, and send the outputs of the batch before to the sink."""
+        copy = OnHost(outputs)
         self._send_copied()
-        self._copy = begun
+        self._copy = copy
 
     def _send_copied(self) -> None:
+        """Wait for the running copy, if there is one, and send the outputs to the sink."""
         if self._copy is not None:
-            copied, self._copy = self._copy.wait(), None
-            self._sink.receive(copied)
+            outputs, self._copy = self._copy.wait(), None
+            self._sink.receive(outputs)
 
     def end(self, *, complete: bool) -> Any:
-        """Pass on the outputs of the last batch, and return the result of the prediction."""
+        """Send the outputs of the last batch to the sink, and return the result of the prediction."""
         self._send_copied()
         return self._sink.end(complete=complete)
 
     def close(self) -> None:
-        """Release the resources of the sink, after `end` or an error, but not after an interrupt."""
+        """Release the resources of the sink; called after `end` or an error, but not after an interrupt."""
         self._sink.close()
 
 
 class Collection:
-    """Collect the outputs of all batches."""
+    """Collect the outputs of all batches and ranks, in the order of the data set."""
 
-    def __init__(self, recorded: NotedIndices, data_ranks: int) -> None:
+    def __init__(self, recorded: RecordedIndices, data_ranks: int) -> None:
         self._recorded, self._data_ranks = recorded, data_ranks
         self._batches: list[Any] = []
 
@@ -129,21 +130,19 @@ class Collection:
         self._batches.append(outputs)
 
     def end(self, *, complete: bool) -> Any:
-        """Return the outputs of all ranks in the order of the data set; None if the pass was cut short."""
-        recorded = self._recorded
-        data_set = recorded.data_set() if has_other_ranks() else ()
-        return (
-            in_dataset_order(self._batches, recorded.all(), data_set, data_ranks=self._data_ranks)
-            if complete
-            else None
-        )
+        """Return the joined outputs of all ranks; None if the pass was interrupted."""
+        if not complete:
+            return None
+        indices = self._recorded.all()
+        data_set = self._recorded.data_set() if has_other_ranks() else ()
+        return in_dataset_order(self._batches, indices, data_set, data_ranks=self._data_ranks)
 
     def close(self) -> None:
         """Do nothing."""
 
 
 class Stream:
-    """Emit `batch_predicted` for each batch, to a background subscriber of its own.
+    """Emit `batch_predicted` for each batch, to a background subscriber of this prediction.
 
     Args:
         to: a function or coroutine function of a batch's outputs, or a writer of `batch_predicted`.
@@ -152,20 +151,22 @@ class Stream:
         TypeError, ValueError: `to` cannot be called with outputs, or is a writer of other events.
     """
 
-    def __init__(self, undo: Undo, trainer: TrainerParts, to: Any, recorded: NotedIndices) -> None:
+    def __init__(self, undo: Undo, trainer: TrainerParts, to: Any, recorded: RecordedIndices) -> None:
         self._trainer, self._recorded = trainer, recorded
-        self._errors: list[Exception] = []  # of a function; the first ends the subscription
+        self._errors: list[Exception] = []  # raised by a function; the first error ends the subscription
         subscriptions: list[Subscription] = []
-        undo.step(_cancel, subscriptions)  # first, so that an interrupt at any line leaves none behind
+        # registered before the subscription is made, so that an interrupt between the lines leaves none
+        undo.step(_cancel, subscriptions)
         subscriptions.append(_subscribe(trainer, to, self._errors))
         self._subscription = subscriptions[0]
         assert self._subscription.subscriber is not None
         self._subscriber = self._subscription.subscriber
-        self._sent = self._bytes = 0
-        self._sizes: deque[int] = deque()  # of the events that are not handled yet
+        self._sent = 0  # the number of emitted events
+        self._sizes: deque[int] = deque()  # the bytes of each event that the subscriber has not handled
+        self._bytes = 0  # the sum of these sizes
 
     def receive(self, outputs: Any) -> None:
-        """Emit the outputs of the next batch, and wait if the subscriber is too far behind.
+        """Emit the outputs of the next batch, and wait if too many outputs are queued.
 
         Raises:
             RuntimeError: the subscriber has ended.
@@ -176,9 +177,9 @@ class Stream:
         self._sent += 1
         self._sizes.append(len(data))
         self._bytes += len(data)
-        self._wait_for(BACKLOG_BYTES)
+        self._await_backlog(BACKLOG_BYTES)
         if self._subscriber.done:
-            self._raise_if_short()
+            self._raise_if_incomplete()
 
     def end(self, *, complete: bool) -> None:
         """Wait until the subscriber has received everything.
@@ -187,22 +188,25 @@ class Stream:
             Exception: the error that `to` has raised.
             RuntimeError: the subscriber has ended, or an event was dropped or has failed.
         """
-        self._wait_for(0)
-        self._raise_if_short()
+        self._await_backlog(0)
+        self._raise_if_incomplete()
 
-    def _wait_for(self, most: int) -> None:
-        while self._backlog() > most and not self._subscriber.done:
+    def _await_backlog(self, max_bytes: int) -> None:
+        """Wait until at most `max_bytes` of outputs are not handled, or the subscriber has ended."""
+        while self._backlog() > max_bytes and not self._subscriber.done:
             with waiting("background", self._subscriber.name):
                 self._subscriber.request_flush(calls=False).made.wait(_POLL_SECONDS)
 
     def _backlog(self) -> int:
         """Return the bytes of the events that the subscriber has not handled."""
-        now = self._subscriber.counts
-        while len(self._sizes) > self._sent - (now.delivered + now.failed + now.dropped):
+        counts = self._subscriber.counts
+        unhandled = self._sent - (counts.delivered + counts.failed + counts.dropped)
+        while len(self._sizes) > unhandled:
             self._bytes -= self._sizes.popleft()
         return self._bytes
 
-    def _raise_if_short(self) -> None:
+    def _raise_if_incomplete(self) -> None:
+        """End the subscription, and raise an error if `to` has failed or has not received all batches."""
         self.close()
         if self._errors:
             raise self._errors[0]
@@ -217,7 +221,7 @@ class Stream:
         """End the subscription, and wait until the subscriber has ended."""
         self._subscription.cancel()
         with waiting("background", self._subscriber.name):
-            self._subscriber.wait_closed(self._trainer.bus.drain_timeout)  # a writer closes its files
+            self._subscriber.wait_closed(self._trainer.bus.drain_timeout)
 
 
 def _cancel(subscriptions: list[Subscription]) -> None:
@@ -226,6 +230,7 @@ def _cancel(subscriptions: list[Subscription]) -> None:
 
 
 def _subscribe(trainer: TrainerParts, to: Any, errors: list[Exception]) -> Subscription:
+    """Subscribe a writer or a function to `batch_predicted`; the errors of a function go to `errors`."""
     if hasattr(to, "attach") and hasattr(to, "write"):
         if not any(each == "*" or find_event(each) is BatchPredicted for each in several(to.events)):
             raise ValueError(
@@ -235,28 +240,28 @@ def _subscribe(trainer: TrainerParts, to: Any, errors: list[Exception]) -> Subsc
         return cast(Subscription, to.attach(trainer.bus, trainer.facts))
     check_call("to", to, "outputs")
     offload = None if is_coroutine_function(to) else "thread"
-    return trainer.bus.subscribe(_receiver(to, errors), BatchPredicted, offload=offload)
+    return trainer.bus.subscribe(_handler(to, errors), BatchPredicted, offload=offload)
 
 
-def _receiver(to: Callable[[Any], Any], errors: list[Exception]) -> Callable[[BatchPredicted], Any]:
+def _handler(to: Callable[[Any], Any], errors: list[Exception]) -> Callable[[BatchPredicted], Any]:
     """Return a handler that calls `to` with the outputs of an event, and appends its error to `errors`."""
 
     @contextmanager
-    def recording() -> Iterator[None]:
+    def storing_errors() -> Iterator[None]:
         try:
             yield
         except Exception as error:
             errors.append(error)
             raise
 
-    async def receive_async(event: BatchPredicted) -> None:
-        with recording():
+    async def call_coroutine(event: BatchPredicted) -> None:
+        with storing_errors():
             await to(outputs_of(event))
 
-    def receive(event: BatchPredicted) -> None:
-        with recording():
+    def call(event: BatchPredicted) -> None:
+        with storing_errors():
             to(outputs_of(event))
 
-    receiver = receive_async if is_coroutine_function(to) else receive
-    receiver.__qualname__ = handler_name(to)
-    return receiver
+    handler = call_coroutine if is_coroutine_function(to) else call
+    handler.__qualname__ = handler_name(to)
+    return handler

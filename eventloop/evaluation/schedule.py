@@ -1,4 +1,4 @@
-"""Decide when a training validates: at an interval as in MMEngine, or by a workflow as in mmcv."""
+"""Decide when a training validates: at an interval as in MMEngine, or as mmcv's workflow says."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ Workflow = Sequence[tuple[str, int]]
 
 
 class Schedule(Protocol):
-    """Decides which evaluations follow `done` of `total` epochs or iterations; `done` is 0 at the start.
+    """The evaluations of a run, by the number of completed units: epochs, or iterations in a run of these."""
 
-    `validates` says whether any of them is a validation.
-    """
+    def after(self, done: int, total: int) -> list[Evaluate]:
+        """Return the evaluations after `done` of `total` units; `done` is 0 before the training."""
 
-    def after(self, done: int, total: int) -> list[Evaluate]: ...
+    def validates(self, total: int) -> bool:
+        """Return whether a run of `total` units has a validation."""
 
-    def validates(self, total: int) -> bool: ...
-
-    def settings(self) -> dict[str, Any]: ...
+    def settings(self) -> dict[str, Any]:
+        """Return the options that a resume compares."""
 
 
 class Never:
-    """The schedule of a run without validations."""
+    """The schedule of a run without evaluations."""
 
     def after(self, done: int, total: int) -> list[Evaluate]:
-        """Return no validations, whatever part of the run is done."""
+        """Return []."""
         return []
 
     def validates(self, total: int) -> bool:
@@ -42,13 +42,15 @@ class Never:
 
 
 class ValSchedule:
-    """Validate from `begin` on, every `interval`, and at the end, and perhaps before the training.
+    """Validate at an interval and at the end of the run, and on request before the training.
 
     Args:
-        interval, begin: in epochs, or in iterations if the run is measured in iterations.
-        dynamic_intervals: `(milestone, interval)` pairs; as in MMEngine an interval applies once
-            `done + 1 >= milestone`.
-        before_train: whether to validate before the first iteration too, whatever `begin` is.
+        interval: the number of units from one validation to the next: of epochs, or of iterations if the run
+            is measured in iterations.
+        begin: the unit, counted from 1, after which the first validation may be.
+        dynamic_intervals: pairs (milestone, interval) for another interval from the unit `milestone`, counted
+            from 1, on, as in MMEngine.
+        before_train: True validates before the first iteration too, whatever `begin` is.
 
     Raises:
         TypeError, ValueError: a number is not a positive int, or milestones are out of order.
@@ -69,32 +71,36 @@ class ValSchedule:
         positive("val_interval", interval)
         positive("val_begin", begin)
         self._begin, self._before_train = begin, before_train
-        self._milestones, self._intervals = [0], [interval]
+        self._milestones, self._intervals = [0], [interval]  # an interval from each milestone on
         for entry in dynamic_intervals or ():
-            if not isinstance(entry, tuple | list) or len(entry) != 2:
-                raise TypeError(
-                    f"dynamic_intervals is a list of (milestone, interval), got the entry {entry!r}"
-                )
-            milestone, later = entry
-            positive("a milestone of dynamic_intervals", milestone)
-            positive("an interval of dynamic_intervals", later)
-            if milestone <= self._milestones[-1]:
-                raise ValueError(f"dynamic_intervals must have rising milestones, got {dynamic_intervals!r}")
-            self._milestones.append(milestone)
-            self._intervals.append(later)
+            self._add_interval(entry, dynamic_intervals)
+
+    def _add_interval(self, entry: object, dynamic_intervals: object) -> None:
+        """Add an entry of `dynamic_intervals`; refuse one that is no pair or out of order."""
+        if not isinstance(entry, tuple | list) or len(entry) != 2:
+            raise TypeError(f"dynamic_intervals is a list of (milestone, interval), got the entry {entry!r}")
+        milestone, interval = entry
+        positive("a milestone of dynamic_intervals", milestone)
+        positive("an interval of dynamic_intervals", interval)
+        if milestone <= self._milestones[-1]:
+            raise ValueError(f"dynamic_intervals must have rising milestones, got {dynamic_intervals!r}")
+        self._milestones.append(milestone)
+        self._intervals.append(interval)
 
     def after(self, done: int, total: int) -> list[Evaluate]:
-        """Return ["val"] if a validation is due."""
+        """Return ["val"] if a validation follows `done` of `total` units, else []."""
+        if done == 0:
+            return ["val"] if self._before_train else []
         interval = self._intervals[bisect_right(self._milestones, done + 1) - 1]
-        due = done >= self._begin and (done % interval == 0 or done == total)
-        return ["val"] if (due if done else self._before_train) else []
+        is_due = done % interval == 0 or done == total
+        return ["val"] if is_due and done >= self._begin else []
 
     def validates(self, total: int) -> bool:
-        """Return whether a validation is due in the run, at its end at the latest."""
+        """Return whether a run of `total` units has a validation, at its end at the latest."""
         return self._begin <= total or self._before_train
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments, for a resumed run to compare."""
+        """Return the arguments, which a resume compares."""
         dynamic = [*zip(self._milestones, self._intervals, strict=True)][1:]
         return {
             "val_interval": self._intervals[0],
@@ -112,17 +118,21 @@ def schedule_of(
     before_train: bool,
     dev_run: int,
 ) -> Schedule:
-    """Return the schedule of a trainer's validations, by its arguments.
+    """Return the schedule of a trainer's validations, by the trainer's arguments.
 
     Args:
+        validates: whether the trainer has a `val_loader`.
+        by_epoch: whether the run is measured in epochs.
         interval: None for every epoch, or every 1000 iterations.
-        dev_run: the number of batches of a dev run, which validates at its end; 0 for a normal run.
+        begin, dynamic_intervals, before_train: see `ValSchedule`.
+        dev_run: the number of batches of a `fast_dev_run`, which validates at its end; 0 for a normal run.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or there is no loader for `before_train`.
+        TypeError, ValueError: an argument is invalid, or `before_train` is True without a `val_loader`.
     """
     check_bools(val_before_train=before_train)
-    interval = interval if interval is not None else 1 if by_epoch else 1000
+    if interval is None:
+        interval = 1 if by_epoch else 1000
     schedule = ValSchedule(interval, begin, dynamic_intervals, before_train)
     if not validates:
         if before_train:
@@ -132,19 +142,20 @@ def schedule_of(
 
 
 class WorkflowSchedule:
-    """mmcv's workflow: `[("train", 2), ("val", 1)]` trains two units and validates once, repeatedly.
+    """Evaluate as in mmcv's workflow: `[("train", 2), ("val", 1)]` trains two units, validates, and repeats.
 
-    The evaluations after the last training unit of a cycle also follow the last unit of the run: three epochs
-    of the example are T T V T V.
+    A unit is an epoch, or an iteration in a run measured in iterations. If the run ends within a cycle, the
+    remaining evaluations of the cycle follow its last unit: three epochs of the example are T T V T V.
 
     Raises:
-        TypeError, ValueError: not a list of `(mode, times)`, an unknown mode, or no training.
+        TypeError, ValueError: `workflow` is not a list of `(mode, times)`, a mode is unknown, or none trains.
     """
 
     def __init__(self, workflow: Workflow) -> None:
         if not isinstance(workflow, tuple | list):
             raise TypeError(f"a workflow is a list of (mode, times), got {workflow!r}")
-        self._follow: list[list[Evaluate]] = [[]]
+        self._evaluations: list[list[Evaluate]] = [[]]
+        """The evaluations before the cycle, and after each training unit of the cycle."""
         for entry in workflow:
             if not isinstance(entry, tuple | list) or len(entry) != 2:
                 raise TypeError(f"a workflow is a list of (mode, times), got the entry {entry!r}")
@@ -152,27 +163,29 @@ class WorkflowSchedule:
             positive(f"the times of {mode!r} in a workflow", times)
             check_choice("a mode of the workflow", mode, ("train", "val", "test"))
             if mode == "train":
-                self._follow += [[] for _ in range(times)]
+                self._evaluations += [[] for _ in range(times)]
             else:
-                self._follow[-1] += [cast(Evaluate, mode)] * times
+                self._evaluations[-1] += [cast(Evaluate, mode)] * times
         self.modes = list(dict.fromkeys(mode for mode, _ in workflow))
-        self._cycle = len(self._follow) - 1
+        self._cycle = len(self._evaluations) - 1
         if self._cycle == 0:
             raise ValueError(f"a workflow must train, got {workflow!r}")
 
     def after(self, done: int, total: int) -> list[Evaluate]:
-        """Return the evaluations between this training unit and the next."""
-        place = done % self._cycle
+        """Return the evaluations after `done` of `total` units, and before the next unit."""
         if done == 0:
-            return self._follow[0]
+            return self._evaluations[0]
+        in_cycle = done % self._cycle or self._cycle  # the number of units done in the current cycle
         if done == total:
-            return [mode for follow in self._follow[place or self._cycle :] for mode in follow]
-        return self._follow[place] if place else self._follow[-1] + self._follow[0]
+            return [mode for evaluations in self._evaluations[in_cycle:] for mode in evaluations]
+        if in_cycle == self._cycle:
+            return self._evaluations[-1] + self._evaluations[0]
+        return self._evaluations[in_cycle]
 
     def validates(self, total: int) -> bool:
         """Return whether the workflow has a validation, which comes at the end of the run at the latest."""
         return "val" in self.modes
 
     def settings(self) -> dict[str, Any]:
-        """Return {}, because a resumed run gets its workflow from the call of `run`."""
+        """Return {}: a resume compares nothing, because the workflow is an argument of `run`."""
         return {}

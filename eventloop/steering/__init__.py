@@ -1,8 +1,8 @@
-"""Apply commands to a running training: those of `eventloop tell` and those of its own handlers.
+"""Apply the commands of `eventloop tell`, and of the training's own handlers, to a running training.
 
 Start with `commands`, which receives commands on a background thread and applies them on the training thread
-at the end of an iteration. `builtin` has the commands that every run knows, `signature` makes one of a
-function, `repetition` applies those of an earlier run again, `rollback` goes back to a checkpoint, and
-`methods` has what `Trainer` inherits. The package may import lower packages (`stops`, `resume`, `ownership`
-and `commands`), and not `training`.
+at the end of an iteration. `builtin` has the commands that every run knows, `signature` makes a command of a
+function, `repetition` applies the commands of an earlier run again, `rollback` goes back to a checkpoint, and
+`methods` has the methods that `Trainer` inherits. This package may import lower packages (`stops`, `resume`,
+`ownership` and `commands`), and not `training`.
 """

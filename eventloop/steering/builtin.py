@@ -1,4 +1,4 @@
-"""Define the commands that every run knows."""
+"""Define the commands that every run knows; `eventloop tell RUN help` shows their docstrings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checkpoint(trainer: SteeredTrainer) -> Saving:
 
 
 def validate(trainer: SteeredTrainer) -> dict[str, float]:
-    """Validate now, and answer with the metrics; the training goes on as if nothing had been asked."""
+    """Validate now, and answer with the metrics; this does not change the course of the training."""
     if trainer.val_loader is None:
         raise CommandError("the trainer has no val_loader")
     metrics = trainer.val_aside()
@@ -39,7 +39,7 @@ def stop(trainer: SteeredTrainer, reason: str = "stopped by a command") -> None:
 
 
 def pause(trainer: SteeredTrainer) -> None:
-    """Wait after this iteration until the command go; other commands are applied meanwhile."""
+    """Wait after this iteration until the command `go`; other commands are applied meanwhile."""
     trainer.commands.paused = True
 
 
@@ -67,15 +67,16 @@ def trace(trainer: SteeredTrainer, iterations: int = 20) -> dict[str, str]:
 
 
 def stacks() -> str:
-    """Return the stack of each thread, the most recent call first, as `faulthandler` prints it."""
+    """Return the stack of each thread as `faulthandler` prints it, with the names of the threads."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         text = file.read()
+    hex_digits = 2 * (sys.maxsize.bit_length() + 1) // 8
     for thread in threading.enumerate():
         if thread.ident is not None:
-            name = f"Thread 0x{thread.ident:0{2 * (sys.maxsize.bit_length() + 1) // 8}x}"
-            text = text.replace(name, f'{name} "{thread.name}"')
+            header = f"Thread 0x{thread.ident:0{hex_digits}x}"
+            text = text.replace(header, f'{header} "{thread.name}"')
     return text
 
 
@@ -90,6 +91,6 @@ BUILTIN = (
     CommandSpec("trace", trace),
     CommandSpec("rollback", rollback, internal=INTERNAL),
 )
-"""The commands that every run knows, beside those that its program adds."""
+"""The commands that every run knows; its program may add others."""
 AT_ONCE = ("help", "stacks")
-"""The commands that the background answers, even while the training thread hangs."""
+"""The commands that a background thread answers, even while the training thread hangs."""

@@ -1,7 +1,7 @@
 """Receive the commands to a training, and apply them on the training thread.
 
-A command is applied at the end of an iteration, after the same one on all ranks, and each rank applies the
-same commands in the same order. Rank 0 reads the inbox, and writes records and answers.
+A command is applied at the end of an iteration, the same one on all ranks, and each rank applies the same
+commands in the same order. Rank 0 reads the inbox, and writes the record of commands and the answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 PAUSE_SECONDS = 0.2
-"""Seconds between two checks whether a paused run goes on."""
+"""Seconds between two checks of whether a paused run goes on."""
 
 
 class Commands:
@@ -49,30 +49,38 @@ class Commands:
         """The commands that this run knows."""
         self._repetition = Repetition(trainer, repeat)
         self._mailbox: Mailbox | None = None
-        self._saving: list[tuple[str, Answer]] = []  # paths that are not durable yet
-        self._reason: str | None = None
+        self._saving: list[tuple[str, Answer]] = []
+        """The checkpoints that are not durable yet, by path, with the answers that wait for them."""
+        self._stop_reason: str | None = None  # of the commands that are being applied
         self.paused = False
         """True while the training thread waits for the command `go`."""
         self.steppers: list[SchedulerStepper] = []
-        """Who steps schedulers that the trainer does not have, such as a host, and leaves factors out."""
+        """Objects that step schedulers of another engine; each removes the factors of commands meanwhile."""
         self.ends_pause: Callable[[], bool] = lambda: False
-        """A function that says whether a host, which has its own handlers of signals, ends a pause."""
+        """A function that returns True if another engine, with signal handlers of its own, ends a pause."""
         self._waits = self._trains = False
-        self._first = 0  # completed iterations from which this run goes on
+        self._first_iter = 0
         self.going_back: GoingBack | None = None
-        """The rollback for which the training ends, until the run has gone back."""
-        self._loads = 0  # `trainer.state.loads` when hooks were last set as before a resume
-        self._logged: set[str] = set()
+        """The requested rollback, from the command on until the checkpoint is loaded."""
+        self._loads = 0  # the value of `trainer.state.loads` when hooks' attributes were last set again
+        self._logged_refusals: set[str] = set()
         trainer.stops.steering = self
         trainer.ownership.each_second.append(self._poll)
 
     @property
     def recorded(self) -> list[Applied]:
-        """The commands that were applied, and then those that are still to be applied again."""
+        """The commands that were applied, followed by those of a repetition that are still to be applied."""
         return [*self._trainer.applied_commands, *self._repetition.left]
 
     def request(self, name: str, *words: str, source: str = PROGRAM, **arguments: Any) -> None:
-        """Give a command for the next end of an iteration, as a handler does, on one rank or on all.
+        """Request a command at the end of the iteration; a handler may call this on one rank or on all.
+
+        Args:
+            name: the name of the command.
+            words: its arguments as in `eventloop tell`.
+            source: the name of a hook whose commands a repetition of the run must apply again. Other commands
+                of the program are not recorded, because its handlers request them again.
+            arguments: its arguments by name.
 
         Raises:
             RuntimeError: no training runs, so no iteration will end.
@@ -82,8 +90,8 @@ class Commands:
                 f"expected a training that runs, got the request {name!r} outside of one: make it in a "
                 "handler, or within a loop of your own"
             )
-        unique = "" if source == PROGRAM else new_id()  # a repetition knows it by that
-        command = Command(id=unique, command=name, words=[*words], arguments=arguments, source=source)
+        command_id = "" if source == PROGRAM else new_id()  # by its id a repetition identifies a command
+        command = Command(id=command_id, command=name, words=[*words], arguments=arguments, source=source)
         self._trainer.stops.commands.append(command)
 
     @property
@@ -94,16 +102,16 @@ class Commands:
     # --- a run ---------------------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        """Open the inbox of a training that begins, and find the commands of an earlier run to apply again.
+        """Open the inbox of a training that begins, and check the commands of an earlier run to apply again.
 
-        A `fast_dev_run` has a new temporary directory, and receives none.
+        A `fast_dev_run`, whose directory is temporary, receives no commands.
 
         Raises:
             ValueError: a command cannot be applied again.
             OSError: the record of commands cannot be written.
         """
-        trainer, self._trains, self._first = self._trainer, True, self._trainer.iter
-        self._logged.clear()
+        trainer, self._trains, self._first_iter = self._trainer, True, self._trainer.iter
+        self._logged_refusals.clear()
         if trainer.fast_dev_run:
             return
         keeps = self._repetition.begin_run()
@@ -119,16 +127,17 @@ class Commands:
             record = self.recorded
             directory = trainer.work_dir.absolute()
             self._mailbox = Mailbox(directory, record, self._receive, keeps=keeps)
-            self._mailbox.poll()  # now, because results of an earlier run are known by their iteration
+            # before the first iteration: metrics reported for an earlier run are refused by their iteration
+            self._mailbox.poll()
 
     def begin_training(self) -> None:
-        """Apply those commands again that were applied after the checkpoint, at its iteration."""
+        """Apply again the commands that were applied at this iteration after its checkpoint was saved."""
         if due := self._repetition.due(self._trainer.iter):
             self.apply(due)
         self._repetition.begin_training()
 
     def repeat_due(self) -> None:
-        """Queue the commands of an earlier run that were applied between these two epochs."""
+        """Queue the commands that an earlier run applied at this boundary between two epochs."""
         if self._repetition.left and self.going_back is None:
             self._trainer.stops.commands.extend(self._repetition.due(self._trainer.iter))
 
@@ -138,37 +147,39 @@ class Commands:
         Args:
             failure: the error that has ended the run, if any.
         """
-        trainer, mailbox, going = self._trainer, self._mailbox, self.going_back
+        trainer, mailbox, rollback = self._trainer, self._mailbox, self.going_back
         self.paused, self._trains, self._mailbox, self.going_back = False, False, None, None
         reason = trainer.stop_reason or ("" if failure is None else error_text(failure))
-        text = f"the run has ended{f': {reason}' if reason else ''}"
+        refusal = f"the run has ended: {reason}" if reason else "the run has ended"
         for command in trainer.stops.commands:
-            self._log_refusal(command, text)
+            self._log_refusal(command, refusal)
         self._repetition.end_run()
         saving, self._saving = self._saving, []
         if saving:
             trainer.bus.off(self._saved)
         if mailbox is not None:
-            if going is not None and going.answer is not None:
-                mailbox.post(_refused(going.answer, "the run ended before it had gone back"))
+            if rollback is not None and rollback.answer is not None:
+                mailbox.post(_refused(rollback.answer, "the run ended before it had gone back"))
             for path, answer in saving:
                 mailbox.post(_refused(answer, f"the run ended before {path} was durable"))
-            mailbox.close(lambda command: _answer(command, trainer.iter, text), trainer.stops.commands)
+            mailbox.close(lambda command: _answer(command, trainer.iter, refusal), trainer.stops.commands)
         trainer.stops.commands.clear()
 
     # --- on the background thread --------------------------------------------------------------------------
 
     def _poll(self) -> None:
+        """Read the inbox, and write records and answers; called every second."""
         if (mailbox := self._mailbox) is not None:
             mailbox.poll()
 
     def _receive(self, command: Command) -> Answer | None:
-        """Answer a command that needs no training thread; keep any other for the training thread."""
+        """Return the answer to a command that needs no training thread; queue any other command."""
         if command.command == "help":
             return _answer(command, self._trainer.iter, result={"text": self.known.help})
         if command.command == "stacks":
             return _answer(command, self._trainer.iter, result={"text": stacks()})
-        if command.command == EVALUATED:  # now: a run that goes on would come to the iteration
+        if command.command == EVALUATED:
+            # refused here, because by the time it is applied the run may have reached the iteration
             try:
                 self.known.bind(command)
                 refuse_future(self._trainer, command.arguments.get("iter"))
@@ -180,59 +191,69 @@ class Commands:
     # --- on the training thread ----------------------------------------------------------------------------
 
     def claim(self, command: Command) -> bool:
-        """Claim a command of the inbox; return False if its sender has withdrawn it."""
+        """Claim a command of the inbox before it is applied; return False if its sender has withdrawn it."""
         return self._mailbox is None or self._mailbox.claim(command)
 
     def apply(self, commands: Sequence[Command]) -> str | None:
         """Apply commands at the end of an iteration, and wait here while the run is paused.
 
+        After the command `rollback` other commands stay queued: they are for the training that begins at the
+        checkpoint.
+
         Returns:
-            The reason to stop, if one of them stops the run.
+            The reason to stop, if one of the commands stops the run.
         """
-        self._reason, later = None, []
+        self._stop_reason, later = None, []
         for command in commands:
             if self.going_back is None or command.command == "rollback":
-                self._trainer.copying.join()  # a checkpoint under way must not have what the command changes
-                before = self._reason
+                self._trainer.copying.join()  # a running save must not include a change by the command
+                reason_before = self._stop_reason
                 self._apply(command)
-                if self._repetition.has(command) and self._trainer.iter == self._first:
-                    self._reason = before  # the earlier run stopped here, and this one goes on from there
+                if self._repetition.has(command) and self._trainer.iter == self._first_iter:
+                    # the earlier run was stopped here; this run was resumed here in order to go on
+                    self._stop_reason = reason_before
             else:
-                later.append(command)  # it is for the training from there
+                later.append(command)
         if self._trainer.rank == 0:
             self._trainer.stops.commands.extendleft(reversed(later))
         if self.paused and not self._waits:
             self._wait_while_paused()
-        return self._reason
+        return self._stop_reason
 
     def stop(self, reason: str) -> None:
-        """Stop the run once the present commands are applied; the command `stop` calls it."""
-        self._reason = self._reason or reason
+        """Stop the run once the current commands are applied; the command `stop` calls this method."""
+        self._stop_reason = self._stop_reason or reason
 
     def go_back(self) -> bool:
-        """Go back if the training has ended for that; return whether it begins again."""
-        going = self.going_back
-        if going is None or not self._trainer.stops.goes_back:
+        """Load the checkpoint of a rollback for which the training has ended; return False without one.
+
+        The loop calls this after a training, and begins the training again if it returns True.
+        """
+        rollback = self.going_back
+        if rollback is None or not self._trainer.stops.goes_back:
             return False
-        go_back(self._trainer, going)
+        go_back(self._trainer, rollback)
         self.going_back = None
         if self._mailbox is not None:
-            self._mailbox.post(going.answer, going.record)
+            self._mailbox.post(rollback.answer, rollback.record)
         return True
 
     def _wait_while_paused(self) -> None:
-        """Wait until a command or a signal lets the paused run go on, on all ranks."""
-        trainer, began, self._waits = self._trainer, time.perf_counter(), True
+        """Wait until a command, a stop or a signal ends the pause, on all ranks."""
+        trainer, start, self._waits = self._trainer, time.perf_counter(), True
         try:
             with trainer.clock.excluding():
-                while self.paused and not (self._reason or trainer.stops.exchange() or self.ends_pause()):
-                    trainer.state.finish_saves()  # no iteration reports them
+                while self.paused and not self._stop_reason:
+                    if trainer.stops.exchange() or self.ends_pause():
+                        break
+                    trainer.state.finish_saves()  # reports saves that end meanwhile, as an iteration would
                     time.sleep(PAUSE_SECONDS)
         finally:
             self._waits = self.paused = False
-            trainer.clock.paused += time.perf_counter() - began
+            trainer.clock.paused += time.perf_counter() - start
 
     def _apply(self, command: Command) -> None:
+        """Apply one command, then record it; refuse it if any rank cannot apply it."""
         trainer, reason, result = self._trainer, "", None
         try:
             bound = self.known.bind(command)
@@ -244,11 +265,12 @@ class Commands:
             logger.warning("the command %s failed", command.command, exc_info=True)
             reason = f"it raised {error_text(error)}"
         if reasons := trainer.stops.texts_of_ranks(reason):
-            self._refuse(command, _of_ranks(reasons, trainer.world_size))
+            self._refuse(command, _common_reason(reasons, trainer.world_size))
         else:
             self._record(command, result)
 
     def _refuse(self, command: Command, reason: str) -> None:
+        """Emit `command_refused`, log it if nobody else learns it, and answer the command."""
         trainer = self._trainer
         fields = {"command": command.command, "arguments": command.shown, "source": command.source}
         trainer.announce(CommandRefused, **fields, reason=reason)
@@ -257,30 +279,36 @@ class Commands:
             self._mailbox.post(_answer(command, trainer.iter, reason))
 
     def _log_refusal(self, command: Command, reason: str) -> None:
-        """Log, once for the same reason, that a command was refused to which nobody gets an answer."""
+        """Log, once for the same reason, the refusal of a command that has no sender to be answered."""
         text = f"{command.command} was refused: {reason}"
-        if (command.source == PROGRAM or self._repetition.has(command)) and text not in self._logged:
-            self._logged.add(text)
+        has_no_sender = command.source == PROGRAM or self._repetition.has(command)
+        if has_no_sender and text not in self._logged_refusals:
+            self._logged_refusals.add(text)
             logger.warning("%s", text)
 
     def _record(self, command: Command, result: Any) -> None:
+        """Emit `command_applied`, add the command to the record, and answer it or let its answer wait.
+
+        Args:
+            result: the return value of the command's function.
+        """
         trainer = self._trainer
         if isinstance(result, GoingBack):
             command = result.resolved(command)
-        given = _as_result(result)
+        plain_result = _as_plain(result)
         fields = {"command": command.command, "arguments": command.shown, "source": command.source}
-        trainer.announce(CommandApplied, **fields, result=given)
+        trainer.announce(CommandApplied, **fields, result=plain_result)
         record = None
         if command.source != PROGRAM and self.known.is_repeated(command.command):
             trainer.applied_commands.append(_applied(command, trainer.iter, trainer.epoch))
             record = self.recorded
-        answer = _answer(command, trainer.iter, result=given)
-        if isinstance(result, GoingBack):
+        answer = _answer(command, trainer.iter, result=plain_result)
+        if isinstance(result, GoingBack):  # answered when the run has gone back
             self.going_back = result._replace(answer=answer, record=record)
             trainer.stops.go_back()
         elif self._mailbox is None:
             return
-        elif isinstance(result, Saving) and not result.durable:
+        elif isinstance(result, Saving) and not result.durable:  # answered when the checkpoint is durable
             self._mailbox.post(None, record)
             self._saving.append((str(result.path), answer))
             if len(self._saving) == 1:
@@ -293,12 +321,17 @@ class Commands:
         self.saved(event.path, event.error if isinstance(event, CheckpointFailed) else "")
 
     def saved(self, path: str, error: str = "") -> None:
-        """Answer the commands that wait for a checkpoint; with an error, it was not saved."""
-        done = [answer for place, answer in self._saving if place == path]
-        if not done:
+        """Answer the commands that wait for a checkpoint: it is durable, or could not be saved.
+
+        Args:
+            path: the path of the checkpoint.
+            error: the error of the save; "" if the checkpoint is durable.
+        """
+        answers = [answer for awaited, answer in self._saving if awaited == path]
+        if not answers:
             return
-        self._saving = [(place, answer) for place, answer in self._saving if place != path]
-        for answer in done:
+        self._saving = [(awaited, answer) for awaited, answer in self._saving if awaited != path]
+        for answer in answers:
             if error:
                 answer = _refused(answer, f"{path} was not saved: {error}")
             if self._mailbox is not None:
@@ -310,6 +343,7 @@ class Commands:
 def _answer(
     command: Command, iteration: int, refusal: str = "", result: Mapping[str, Any] | None = None
 ) -> Answer:
+    """Return the answer to a command: refused with a reason, or applied with a result."""
     return Answer(
         id=command.id,
         command=command.command,
@@ -320,8 +354,8 @@ def _answer(
     )
 
 
-def _of_ranks(reasons: Mapping[int, str], world_size: int) -> str:
-    """Return the reason of all ranks, or that of the first rank that has one, with its number."""
+def _common_reason(reasons: Mapping[int, str], world_size: int) -> str:
+    """Return why ranks have refused a command: the common reason, or the first of the reasons by rank."""
     rank, reason = next(iter(reasons.items()))
     if len(reasons) < world_size:
         return f"rank {rank}: {reason}; other ranks have applied it, and now differ"
@@ -329,10 +363,12 @@ def _of_ranks(reasons: Mapping[int, str], world_size: int) -> str:
 
 
 def _refused(answer: Answer, reason: str) -> Answer:
+    """Return an answer changed to a refusal."""
     return msgspec.structs.replace(answer, outcome="refused", reason=reason)
 
 
 def _applied(command: Command, iteration: int, epoch: int) -> Applied:
+    """Return the entry of an applied command in the record of commands."""
     return Applied(
         iter=iteration,
         epoch=epoch,
@@ -345,17 +381,17 @@ def _applied(command: Command, iteration: int, epoch: int) -> Applied:
     )
 
 
-def _as_result(result: Any) -> dict[str, Any]:
-    """Return what a command returned as a mapping that JSON can hold."""
+def _as_plain(result: Any) -> dict[str, Any]:
+    """Return the return value of a command's function as a mapping of values that JSON can hold."""
     if result is None:
         return {}
     if isinstance(result, Saving):
         return {"path": str(result.path)}
     if isinstance(result, GoingBack):
         return result.result
-    given = result if isinstance(result, Mapping) else {"result": result}
+    mapping = result if isinstance(result, Mapping) else {"result": result}
     try:
-        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(given))
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(mapping))
     except (TypeError, ValueError):
         plain = {"result": str(result)}
     return plain

@@ -1,6 +1,7 @@
-"""Apply the command by which an evaluator reports the metrics of a checkpoint to the training.
+"""Define the command with which an evaluator reports the metrics of a checkpoint to the training.
 
-`eventloop.sidecar` sends it. The hooks handle the event, each as it handles a validation within the training.
+`eventloop.sidecar` sends the command, and the hooks handle the event `checkpoint_evaluated` like a validation
+of the training itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from eventloop.steering.signature import CommandSpec
 def evaluated(
     trainer: SteeredTrainer, name: str, iter: int, epoch: int, metrics: dict[str, float | str]
 ) -> None:
-    """Report the metrics of a checkpoint; the command of `eventloop evaluate`."""
+    """Report the metrics of a checkpoint; `eventloop evaluate` sends this command."""
     refuse_future(trainer, iter)
     for command in trainer.commands.recorded:
         if command.command == EVALUATED and command.arguments.get("iter") == iter:
@@ -41,10 +42,12 @@ def evaluated(
 
 
 def refuse_future(trainer: SteeredTrainer, iteration: Any) -> None:
-    """Refuse the metrics of a checkpoint that this run has not saved yet.
+    """Refuse the metrics of a checkpoint of an iteration that this run has not reached.
+
+    They belong to another run, or to iterations that this run has abandoned by a rollback.
 
     Raises:
-        CommandError: they are of another run, or of iterations that a run has left behind when it went back.
+        CommandError: `iteration` is beyond the run's iteration, or is no int.
     """
     if not isinstance(iteration, int) or iteration > trainer.iter:
         raise CommandError(
@@ -54,7 +57,7 @@ def refuse_future(trainer: SteeredTrainer, iteration: Any) -> None:
 
 
 def _path_of(trainer: SteeredTrainer, name: str) -> Path:
-    """Return the path of a checkpoint, by the hook that has it."""
+    """Return the path of a checkpoint by its name: that of a hook's checkpoint, else one in the work_dir."""
     for hook in trainer.hooks:
         for path in hook.known() if isinstance(hook, CheckpointSaver) else ():
             if path.name == name:

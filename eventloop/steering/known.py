@@ -1,4 +1,4 @@
-"""Hold the commands that a run knows: find the function of each, and check its arguments."""
+"""Find the function of a command by its name, and check the command's arguments."""
 
 from __future__ import annotations
 
@@ -14,38 +14,46 @@ from eventloop.util.suggest import suggest
 
 
 class KnownCommands:
-    """The commands that one run knows: those of every run, and those of its program or host."""
+    """The commands that one run knows: those of every run, and those that its program or a bridge adds."""
 
     def __init__(self) -> None:
         self._specs = {spec.name: spec for spec in (*BUILTIN, EVALUATED_SPEC)}
-        self._excluded: dict[str, str] = {}
+        self._excluded: dict[str, str] = {}  # names of commands, each with the reason why it is refused
 
     def add(self, name: str, function: Callable[..., Any]) -> None:
         """Add a command of the program.
 
         Raises:
             TypeError: a parameter has no type, or a type that JSON cannot hold.
-            ValueError: there is a command of that name.
+            ValueError: there is another command of that name.
         """
-        if (known := self._specs.get(name)) is not None and known.function is function:
-            return  # a handler of `before_run` adds it for each run
+        known = self._specs.get(name)
+        if known is not None and known.function is function:
+            return  # added before, for example by a handler of `before_run` in an earlier run
         if known is not None or name in AT_ONCE:
             raise ValueError(f"there is a command {name!r} already: give the function another name")
         self._specs[name] = CommandSpec(name, function)
 
     def replace(self, function: Callable[..., Any]) -> None:
-        """Replace the command that has the function's name, as a bridge does whose host saves by itself."""
+        """Set the function of the command that has the function's name.
+
+        A bridge replaces the command `checkpoint` in this way if the other engine saves its own checkpoints.
+        """
         self._specs[function.__name__] = CommandSpec(function.__name__, function)
 
     def exclude(self, reasons: Mapping[str, str]) -> None:
-        """Refuse commands that the loop of this trainer cannot apply, by name, each with the reason."""
+        """Refuse commands that the loop of this trainer cannot apply.
+
+        Args:
+            reasons: the reason of each refusal, by the command's name.
+        """
         self._excluded.update(reasons)
 
     def bind(self, command: Command) -> Bound:
-        """Return the function of a command with its arguments.
+        """Return the function of a command together with its checked arguments.
 
         Raises:
-            CommandError: there is no such command here, or its arguments do not fit.
+            CommandError: the command is unknown or excluded, or its arguments are wrong.
         """
         name = command.command
         if (reason := self._excluded.get(name)) is not None:
@@ -63,5 +71,5 @@ class KnownCommands:
 
     @property
     def help(self) -> str:
-        """The commands with their parameters, one a line."""
+        """The commands with their parameters and descriptions, one command on each line."""
         return "\n".join(spec.help for spec in self._specs.values() if spec.name != EVALUATED)

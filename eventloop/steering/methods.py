@@ -1,4 +1,4 @@
-"""The methods of a trainer by which its own program steers it; `Trainer` inherits them."""
+"""Define the methods of `Trainer` for stops, commands, checkpoints and rollbacks by the program itself."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Steered:
-    """Add commands to a run, and give some from its own handlers."""
+    """Let the program of a training stop it, save, go back, and add commands of its own."""
 
     commands: Commands
     stops: Stopping
     ownership: RunOwnership
 
     def stop(self, reason: str) -> None:
-        """End the run at the next iteration boundary, and emit all closing events.
+        """End the run at the end of the iteration, and emit all closing events.
 
-        Several ranks end at the same boundary: the next one if all of them call `stop`, else the one after
-        it.
+        Several ranks end after the same iteration: this one if all of them call `stop` in it, else the next
+        one.
 
         Raises:
             ValueError: `reason` is empty.
@@ -37,35 +37,37 @@ class Steered:
         self.stops.poll()
 
     def request_stop(self, reason: str, *, signum: int | None = None) -> None:
-        """Request a stop from a signal handler; the events are emitted at the iteration boundary.
+        """Request a stop from a signal handler; the run ends, and events are emitted, after the iteration.
 
         Args:
-            signum: the number of the signal. Any signal except SIGINT also emits `preemption_requested`.
+            reason: the reason why the run ends, for reports.
+            signum: the number of the signal. For signals other than SIGINT `preemption_requested` is emitted.
 
         Raises:
             ValueError: `reason` is empty.
         """
         self.stops.request(reason, signum)
-        if signum is not None:  # a job that is queued again may begin before this one has ended
+        if signum is not None:
+            # a requeued job may start before this run has ended: it reads that this run is ending, and waits
             self.ownership.ending()
 
     @property
     def stopping(self) -> bool:
-        """True at an iteration boundary after a request to stop; loops read it to end."""
+        """True at the end of an iteration if the run ends there; a hand-written loop then leaves its body."""
         return self.stops.poll()
 
     def command(self, function: F) -> F:
-        """Make a function `(trainer, **parameters)` a command of this run; use it as a decorator.
+        """Add a function `(trainer, **parameters)` to the commands of this run; use it as a decorator.
 
             @trainer.command
             def prune(trainer, amount: float):
                 "Set the smallest weights to zero."
 
-        `eventloop tell RUN prune 0.3` then applies it at the end of an iteration, on all ranks. Each
-        parameter needs a type that JSON can hold. What the function returns is the answer; an error it raises
-        refuses the command, and the training goes on, with what the function has changed until then. A
-        repetition of the run calls the function again: what it draws must come from the global random
-        generators, and what it does from its arguments and the trainer.
+        `eventloop tell RUN prune 0.3` then calls the function at the end of an iteration, on all ranks. Each
+        parameter needs a type that JSON can hold. The return value is the answer. If the function raises an
+        error, the command is refused and the training goes on; changes by the function are not undone. A
+        repetition of the run calls the function again, so it must depend only on its arguments and the
+        trainer, and draw random numbers from the global generators.
 
         Raises:
             TypeError: a parameter has no type, or a type that JSON cannot hold.
@@ -76,14 +78,15 @@ class Steered:
 
     @knowing_calls
     def save_checkpoint(self) -> None:
-        """Save a checkpoint at this iteration boundary, on all ranks; call it in a handler or a loop's body.
+        """Save a checkpoint after this iteration, on all ranks; call it in a handler or a loop's body.
 
-        Within an iteration that is its end, and after an epoch or a scheduled validation the place before the
-        next iteration, with the weights of now. In a loop of steps (`begin_run`) it is always the end of an
-        iteration. The first `CheckpointHook` whose checkpoints can be resumed from saves it, as the one of an
-        interval; without such a hook the log says that nothing is saved. Several calls at one boundary save
-        once. `checkpoint_saved` says when it is durable. If only one rank calls this, several ranks save
-        after the next iteration.
+        If it is called within an iteration, the checkpoint is saved at the end of the iteration; if it is
+        called after an epoch or a scheduled validation, before the next iteration. In a loop of steps
+        (`begin_run`) it is always saved at the end of an iteration. The first `CheckpointHook` whose
+        checkpoints can be resumed from saves it like the checkpoint of an interval; without such a hook
+        nothing is saved, which is logged. Several calls in one iteration save once. `checkpoint_saved` is
+        emitted when the checkpoint is durable. If only one of several ranks calls this, all ranks save after
+        the next iteration.
 
         Raises:
             RuntimeError: no training runs.
@@ -91,21 +94,22 @@ class Steered:
         self.commands.request("checkpoint")
 
     def rollback(self, path: str | Path | None = None, skip: Skip = 0) -> None:
-        """Go back to a checkpoint at this iteration boundary, on all ranks.
+        """Go back to a checkpoint at the end of this iteration, on all ranks.
 
-        Call it in a handler, or in the body of a loop over `epochs()`. Everything is as after `resume` of
-        that checkpoint in a new process. The epoch and the training end with the reason "rollback",
-        `rolled_back` is emitted, and the training begins again within the run; a hand-written loop over
-        `epochs()` goes on with the epoch of the checkpoint. Where the run is now is saved at once, so that a
-        resume from the newest checkpoint skips the same batches. If only one rank calls this, several ranks
-        go back after the next iteration. A checkpoint that cannot be resumed from is refused by
-        `command_refused` and a warning, and the training goes on.
+        Call it in a handler, or in the body of a loop over `epochs()`. The epoch and the training end with
+        the reason "rollback", `rolled_back` is emitted, and the training begins again within the run, as a
+        new process does that has resumed from the checkpoint. A hand-written loop over `epochs()` goes on
+        with the epoch of the checkpoint. A new checkpoint is saved at once, so that a resume from the newest
+        checkpoint skips the same batches. If only one of several ranks calls this, all ranks go back after
+        the next iteration. If the checkpoint cannot be resumed from, `command_refused` is emitted, a warning
+        is logged, and the training goes on.
 
         Args:
             path: a checkpoint as in `resume`; by default the newest one of this run that is older than the
-                present iteration.
-            skip: the number of batches from the checkpoint's position that are not trained on, as if a
-                handler raised `SkipIteration` for each, on each rank; "seen" skips all batches since then.
+                current iteration.
+            skip: the number of batches from the checkpoint's position on that are not trained on, on each
+                rank, as if a handler raised `SkipIteration` for each of them; "seen" skips all batches that
+                were read since the checkpoint.
 
         Raises:
             RuntimeError: no training runs.

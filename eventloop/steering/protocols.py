@@ -1,4 +1,4 @@
-"""Declare the parts of a trainer that commands need, and what a command may return."""
+"""Declare the trainer and the hooks as commands use them, and a result and an error of commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eventloop.stops.stopping import StoppableTrainer
 
 
 class SteeredTrainer(StoppableTrainer, ResumableTrainer, Protocol):
-    """A trainer as the commands see it; `Trainer` documents the attributes."""
+    """The attributes of a trainer that commands use; `Trainer` documents them."""
 
     state: TrainerState
     commands: Any  # `steering.commands.Commands`, which imports this module
@@ -24,20 +24,20 @@ class SteeredTrainer(StoppableTrainer, ResumableTrainer, Protocol):
 
 
 class Saving(NamedTuple):
-    """The result of a command that saves a checkpoint: it is answered once the checkpoint is durable."""
+    """The result of a command that saves a checkpoint; the command is answered once it is durable."""
 
     path: Path
     durable: bool = False
 
 
 class SchedulerStepper(Protocol):
-    """What steps schedulers, and multiplies what they give by the factors of commands."""
+    """An object that steps schedulers of another engine, and applies the factors of commands after that."""
 
     def steps(self, optimizer: Any, option: str) -> bool:
         """Return whether one of its schedulers writes an option of an optimizer."""
 
     def follow_factors(self) -> None:
-        """Step the schedulers without factors from now on, and apply these afterwards."""
+        """From now on, remove the factors set by commands before each step, and apply them after it."""
 
 
 @runtime_checkable
@@ -47,10 +47,10 @@ class CheckpointSaver(Protocol):
     can_be_resumed: bool
 
     def save_now(self, trainer: Any, suffix: str = "") -> Saving:
-        """Save a checkpoint between two iterations; the suffix makes its name a new one."""
+        """Save a checkpoint between two iterations; `suffix` is appended to its name."""
 
     def known(self) -> list[Path]:
-        """Return the paths of the checkpoints that are kept."""
+        """Return the paths of the checkpoints of this hook that exist."""
 
     def directory_for(self, work_dir: Path) -> Path:
         """Return the directory in which a run with this `work_dir` saves its checkpoints."""
@@ -61,7 +61,7 @@ class Tracer(Protocol):
     """A hook that records iterations, such as `TraceHook`."""
 
     def trace_now(self, trainer: Any, iterations: int) -> Path:
-        """Record the next iterations, and return the path of the file."""
+        """Start to record the next iterations, and return the path that the file will have."""
 
 
 @runtime_checkable
@@ -69,13 +69,13 @@ class FactorFollower(Protocol):
     """A hook that steps the trainer's schedulers, such as `ParamSchedulerHook`."""
 
     def follow_factors(self) -> None:
-        """Step the schedulers without factors from now on, and apply these afterwards."""
+        """From now on, remove the factors set by commands before each step, and apply them after it."""
 
 
 def savers(hooks: Iterable[object]) -> list[CheckpointSaver]:
-    """Return the hooks whose checkpoints a run can be resumed from."""
+    """Return the hooks that save checkpoints from which a run can be resumed."""
     return [hook for hook in hooks if isinstance(hook, CheckpointSaver) and hook.can_be_resumed]
 
 
 class CommandError(Exception):
-    """Raised by a command that refuses its arguments, or the moment; the text is the answer."""
+    """Raised by a command that cannot be applied with its arguments or now; the text is the answer."""

@@ -1,7 +1,7 @@
 """Apply the commands of an earlier run again, each after the same iteration.
 
-Two kinds of run do so: a run with `Trainer(commands=PATH)`, and a run resumed from a checkpoint older than
-the last commands.
+This is a repetition. A run makes one with `Trainer(commands=PATH)`, or if it is resumed from a checkpoint
+that was saved before the last commands.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from eventloop.util.checks import check_path
 logger = logging.getLogger("eventloop")
 
 
-class _Found(NamedTuple):
+class _Plan(NamedTuple):
     """The commands to apply again, and whether the record in the run's directory belongs to this run."""
 
-    left: list[Applied]
+    commands: list[Applied]
     keeps: bool
 
 
 class Repetition:
-    """The commands that are still to be applied again, in their order.
+    """Apply the commands of an earlier run again, in their order.
 
     Args:
         trainer: the trainer.
-        path: the record of an earlier run, or None.
+        path: the record of an earlier run, or None for that in the run's directory.
 
     Raises:
         TypeError, OSError, ValueError: the record cannot be read.
@@ -48,7 +48,7 @@ class Repetition:
         self._source = NAME if path is None else str(path)
         self._given = [] if path is None else _read(path)
         self._left: deque[Applied] = deque()
-        self._ids: set[str] = set()
+        self._ids: set[str] = set()  # of all commands of this repetition
         self._subscribed = False
 
     @property
@@ -57,82 +57,99 @@ class Repetition:
         return [*self._left]
 
     def has(self, command: Command) -> bool:
-        """Return whether this run repeats the command, so that no sender waits for an answer."""
+        """Return whether a command is one of this repetition; such a command has no sender to be answered."""
         return command.id in self._ids
 
     def begin_run(self) -> bool:
-        """Find the commands to apply again; return whether the record in the run's directory is of this run.
+        """Find the commands to apply again; rank 0 reads the record for all ranks.
 
-        Rank 0 reads the record, for all ranks.
+        Returns:
+            Whether the record in the run's directory belongs to this run; otherwise it is renamed.
 
         Raises:
-            ValueError: a command belongs before the iteration from which the run goes on.
+            ValueError: a command was applied before the iteration at which this run begins.
         """
-        left, keeps = decided_by_rank_0(self._find)
-        self._left, self._ids = deque(left), {each.id for each in left}
-        if left and self._trainer.rank == 0:
+        commands, keeps = decided_by_rank_0(self._plan)
+        self._left, self._ids = deque(commands), {*_ids(commands)}
+        if commands and self._trainer.rank == 0:
             text = "%s: %d of its commands are applied again, the first one, %s, after iteration %d"
-            logger.info(text, self._source, len(left), left[0].command, left[0].iter)
+            logger.info(text, self._source, len(commands), commands[0].command, commands[0].iter)
         return keeps
 
     def begin_training(self) -> None:
-        """Check after each iteration whether a command is due; if none is left, no handler is subscribed."""
+        """Subscribe a handler that queues due commands after each iteration, if commands are left."""
         if self._left and not self._subscribed:
             self._subscribed = True
             self._trainer.bus.subscribe(self._after_train_iter, AfterTrainIter, priority=Priority.LOWEST)
 
     def end_run(self) -> None:
-        """Stop checking after iterations whether a command is due."""
+        """Cancel the handler that queues due commands."""
         if self._subscribed:
             self._subscribed = False
             self._trainer.bus.off(self._after_train_iter)
 
     def due(self, iteration: int) -> list[Command]:
-        """Remove and return the commands to apply after so many completed iterations, in this epoch."""
+        """Remove the commands that are due, and return them.
+
+        Args:
+            iteration: the number of completed iterations; the epoch is the trainer's.
+        """
         due = []
-        place = self._place(iteration, self._trainer.epoch)
-        while self._left and self._place(self._left[0].iter, self._left[0].epoch) <= place:
+        now = self._boundary(iteration, self._trainer.epoch)
+        while self._left and self._boundary(self._left[0].iter, self._left[0].epoch) <= now:
             due.append(command_of(self._left.popleft()))
             if due[-1].command == "rollback":
-                break  # those after it have earlier iterations, and are for the training from there
+                break  # the commands after it belong to the training that begins at the checkpoint
         return due
 
-    def refusal(self, applied: Applied, why: str) -> str:
+    def refusal(self, applied: Applied, reason: str) -> str:
         """Return the text of the error for a command that this run cannot apply again."""
         return (
             f"commands={self._source!r}: expected commands that this run can apply again, got "
-            f"{applied.command!r} after iteration {applied.iter}: {why}; add what the earlier run had, such "
-            "as a function by @trainer.command, or remove the line from the file"
+            f"{applied.command!r} after iteration {applied.iter}: {reason}; add what the earlier run had, "
+            "such as a function by @trainer.command, or remove the line from the file"
         )
 
-    def _place(self, iteration: int, epoch: int) -> tuple[int, int]:
-        """Return the place of a boundary; a run measured in iterations has one epoch, whatever it counts."""
+    def _boundary(self, iteration: int, epoch: int) -> tuple[int, int]:
+        """Return a tuple by which boundaries are ordered; a run measured in iterations ignores epochs."""
         return iteration, epoch if self._trainer.by_epoch else 0
 
     def _after_train_iter(self, trainer: SteeredTrainer, event: AfterTrainIter) -> None:
+        """Queue the commands that are due after this iteration."""
         trainer.stops.commands.extend(self.due(event.iter + 1))
         if not self._left:
             self.end_run()
 
-    def _find(self) -> _Found:
+    def _plan(self) -> _Plan:
+        """Decide which commands are applied again, and whether the record in the directory is this run's.
+
+        A resumed run continues the run whose record is in the directory if the record begins with the
+        commands that the checkpoint has. Then the remaining commands of the record are applied again.
+        Otherwise these are the commands of `Trainer(commands=...)`.
+        """
         trainer = self._trainer
-        goes_on = bool(trainer.iter) and trainer.state.went_back_to is None and not trainer.host
-        recorded, applied = self._recorded(needed=goes_on), _ids(trainer.applied_commands)
-        left = [each for each in self._given if each.id not in applied]
+        is_resumed = bool(trainer.iter) and trainer.state.went_back_to is None and not trainer.host
+        recorded, applied = self._recorded(needed=is_resumed), _ids(trainer.applied_commands)
+        left = [command for command in self._given if command.id not in applied]
         ids = _ids(recorded or [])
-        known = len({*ids}.intersection(applied))  # a rollback saves what the record gets a moment later
-        goes_on = goes_on and ids[:known] == applied[:known] and (known > 0 or not applied)
-        if goes_on and recorded is not None:
-            left = recorded[known:] or left
-        self._check(left)
-        keeps = recorded is not None and (goes_on or [*applied, *_ids(left)][: len(ids)] == ids)
-        return _Found(left, keeps=keeps)
+        # `applied` may have more: the checkpoint of a rollback is saved before the rollback is recorded
+        common = len({*ids}.intersection(applied))
+        begins_alike = ids[:common] == applied[:common] and (common > 0 or not applied)
+        continues = is_resumed and begins_alike
+        if continues and recorded is not None:
+            left = recorded[common:] or left
+        self._refuse_earlier(left)
+        expected_ids = [*applied, *_ids(left)]
+        keeps = recorded is not None and (continues or expected_ids[: len(ids)] == ids)
+        return _Plan(left, keeps=keeps)
 
     def _recorded(self, *, needed: bool) -> list[Applied] | None:
-        """Return the commands in the record of the run's directory; None if it is not of this run.
+        """Return the commands in the record of the run's directory; None if it cannot be read.
+
+        Without a record return [].
 
         Raises:
-            ValueError: it cannot be read, and is `needed`, because this run goes on with that one.
+            ValueError: the record cannot be read, and is `needed`, because this run continues that run.
         """
         path = self._trainer.work_dir / NAME
         try:
@@ -147,18 +164,25 @@ class Repetition:
             return None
         return []
 
-    def _check(self, left: Sequence[Applied]) -> None:
-        trainer, here = self._trainer, self._place(self._trainer.iter, self._trainer.epoch)
-        if left and self._place(left[0].iter, left[0].epoch) < here:
+    def _refuse_earlier(self, commands: Sequence[Applied]) -> None:
+        """Refuse commands of which the first was applied before the iteration at which this run begins."""
+        trainer, first = self._trainer, commands[0] if commands else None
+        if first is None:
+            return
+        if self._boundary(first.iter, first.epoch) < self._boundary(trainer.iter, trainer.epoch):
             raise ValueError(
                 f"commands={self._source!r}: expected commands after iteration {trainer.iter}, from which "
-                f"this run goes on, got {left[0].command!r} after iteration {left[0].iter}: begin at the "
+                f"this run goes on, got {first.command!r} after iteration {first.iter}: begin at the "
                 "first iteration, or resume from a checkpoint that has it"
             )
 
 
 def _read(path: str | Path) -> list[Applied]:
-    """Read the commands that `Trainer(commands=...)` is given."""
+    """Return the commands in the file of `Trainer(commands=...)`.
+
+    Raises:
+        OSError, TypeError, ValueError: the file cannot be read, or its commands are out of order.
+    """
     check_path("commands", path)
     try:
         commands = read_record(Path(path))
@@ -168,21 +192,21 @@ def _read(path: str | Path) -> list[Applied]:
             f"commands={str(path)!r}: expected the {NAME} of an earlier run, which cannot be read: "
             f"{error.strerror}",
         ) from None
-    for number, (one, other) in enumerate(pairwise(commands), 2):
-        if other.iter < one.iter and one.command != "rollback":
+    for line, (before, command) in enumerate(pairwise(commands), 2):
+        if command.iter < before.iter and before.command != "rollback":
             raise ValueError(
-                f"commands={str(path)!r}, line {number}: expected an iteration from {one.iter} on, as the "
-                f"lines are in the order of the run, got {other.iter}"
+                f"commands={str(path)!r}, line {line}: expected an iteration from {before.iter} on, as the "
+                f"lines are in the order of the run, got {command.iter}"
             )
     return commands
 
 
 def _ids(commands: Sequence[Applied]) -> list[str]:
-    return [each.id for each in commands]
+    return [command.id for command in commands]
 
 
 def command_of(applied: Applied) -> Command:
-    """Return the command that was applied."""
+    """Return the command of an entry in a record."""
     return Command(
         id=applied.id,
         command=applied.command,

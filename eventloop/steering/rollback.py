@@ -1,8 +1,8 @@
 """Go back to a checkpoint within a run.
 
-The command `rollback` reads and checks the checkpoint at the end of an iteration. If a resume would refuse
-it, the command is refused, and the training goes on. Else the training ends there, `go_back` loads the
-checkpoint, and the training begins again, as in a new process that has resumed.
+The command `rollback` reads and checks the checkpoint at the end of an iteration. If a run cannot be resumed
+from it, the command is refused, and the training goes on. Otherwise the training ends there, `go_back` loads
+the checkpoint, and the training begins again, as in a new process that has resumed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from eventloop.steering.set_values import set_values
 from eventloop.util.errors import CheckpointError
 
 Skip = int | Literal["seen"]
-"""The number of batches to skip, or "seen" for all from the checkpoint to the present iteration."""
+"""The number of batches to skip, or "seen" for all batches from the checkpoint to the current iteration."""
 
 IN_STEPS = (
     "expected a run of train(), run() or epochs(), got one of begin_run(), whose loop fetches the batches "
@@ -34,16 +34,16 @@ IN_STEPS = (
 
 
 class GoingBack(NamedTuple):
-    """A rollback that was accepted: the training ends here, and begins again from the checkpoint.
+    """An accepted rollback: the training ends, the checkpoint is loaded, and the training begins again.
 
     Attributes:
         read: the checkpoint.
         name: its name in the directories of the run, or its path if it is in none of them.
-        skip: the number of batches from its position that are not trained on.
+        skip: the number of batches from its position on that are not trained on.
         scale_lr: the factor of the learning rates.
-        stop: whether the run stops there.
-        reason: why the run goes back.
-        answer, record: the answer and the record of commands to write afterwards.
+        stop: whether the run stops when the checkpoint is loaded.
+        reason: the reason of the rollback.
+        answer, record: the answer and the record of commands to write after the rollback.
     """
 
     read: WasRead
@@ -57,12 +57,12 @@ class GoingBack(NamedTuple):
 
     @property
     def result(self) -> dict[str, Any]:
-        """The answer to the command: the checkpoint, and the iteration from which the run goes on."""
+        """The result of the command: the checkpoint, its number of iterations, and the batches to skip."""
         iteration = int(self.read.checkpoint["meta"]["iter"])
         return {"path": str(self.read.path), "from_iteration": iteration, "skip": self.skip}
 
     def resolved(self, command: Command) -> Command:
-        """Return the command as a repetition of the run applies it, with the checkpoint's name."""
+        """Return the command with the checkpoint and number of batches that were chosen, for a repetition."""
         arguments: dict[str, Any] = {"checkpoint": self.name, "skip": self.skip}
         if self.scale_lr != 1:
             arguments["scale_lr"] = self.scale_lr
@@ -74,7 +74,7 @@ class GoingBack(NamedTuple):
 
 
 INTERNAL = ("before", "until", "scale_lr", "stop", "reason")
-"""The parameters of the command that `RollbackHook` gives, and a person does not."""
+"""The parameters of the command that only `RollbackHook` passes; the help does not show them."""
 
 
 def rollback(
@@ -87,7 +87,7 @@ def rollback(
     stop: bool = False,
     reason: str = "",
 ) -> GoingBack:
-    """Go back to a checkpoint, by default the newest older one, and skip batches from there."""
+    """Go back to a checkpoint, by default the newest one before this iteration, and skip batches there."""
     if trainer.in_steps:
         raise CommandError(IN_STEPS)
     if trainer.commands.going_back is not None:
@@ -99,11 +99,16 @@ def rollback(
     if not scale_lr > 0:
         raise CommandError(f"expected a factor scale_lr above 0, got {scale_lr}")
     read = _read(trainer, checkpoint, before)
-    batches = decided_by_rank_0(lambda: _seen_since(trainer, read, until)) if skip == "seen" else skip
+    batches = decided_by_rank_0(lambda: _batches_since(trainer, read, until)) if skip == "seen" else skip
     return GoingBack(read, _name(trainer, read.path), batches, scale_lr, stop, reason)
 
 
 def _read(trainer: SteeredTrainer, checkpoint: str, before: int) -> WasRead:
+    """Read and check a checkpoint, by default the newest one of an iteration before `before`.
+
+    Raises:
+        CommandError: there is no such checkpoint, or a run cannot be resumed from it.
+    """
     iteration = min(before or trainer.iter, trainer.iter)
     try:
         read = trainer.state.read(checkpoint or OlderThan(iteration))
@@ -117,56 +122,61 @@ def _read(trainer: SteeredTrainer, checkpoint: str, before: int) -> WasRead:
     return read
 
 
-def _seen_since(trainer: SteeredTrainer, read: WasRead, until: int) -> int:
-    """Return the number of batches since a checkpoint, without those that it skips itself.
+def _batches_since(trainer: SteeredTrainer, read: WasRead, until: int) -> int:
+    """Return the number of batches read since a checkpoint, less the batches that its resume skips.
 
     Args:
-        until: the number of iterations after which no batch counts; by default the present one.
+        until: batches of later iterations than this one are not counted; 0 for the current iteration.
     """
     meta: Mapping[str, Any] = read.checkpoint["meta"]
-    later = trainer.iter - min(until or trainer.iter, trainer.iter)
-    if (passed := meta["position"].get("passed")) is None:  # saved by an earlier version
-        return max(0, trainer.iter - int(meta["iter"]) - later)
-    skips = int(meta["position"].get("to_skip", 0))
-    return max(0, trainer.position.passed - int(passed) - skips - trainer.position.batches_of(later))
+    later_iterations = trainer.iter - min(until or trainer.iter, trainer.iter)
+    passed = meta["position"].get("passed")
+    if passed is None:  # saved by an earlier version of eventloop
+        return max(0, trainer.iter - int(meta["iter"]) - later_iterations)
+    skipped = int(meta["position"].get("to_skip", 0))
+    later = trainer.position.batches_of(later_iterations)
+    return max(0, trainer.position.passed - int(passed) - skipped - later)
 
 
 def _name(trainer: SteeredTrainer, path: Path) -> str:
-    of_run = [directory.resolve() for directory in trainer.state.directories]
-    return path.name if path.resolve().parent in of_run else str(path.absolute())
+    """Return the name of a checkpoint in a directory of the run, or the path of another one."""
+    directories = [directory.resolve() for directory in trainer.state.directories]
+    return path.name if path.resolve().parent in directories else str(path.absolute())
 
 
-def go_back(trainer: SteeredTrainer, going: GoingBack) -> None:
-    """Load the checkpoint to which a run goes back, between two trainings; a collective.
+def go_back(trainer: SteeredTrainer, rollback: GoingBack) -> None:
+    """Load the checkpoint of a rollback, between two trainings; a collective.
 
     Raises:
         Exception: a hook or handler raised it while the checkpoint was loaded. Nothing is loaded then.
     """
-    trainer.metrics.read_pending()  # what reads them now belongs to the abandoned iterations
-    applied = trainer.applied_commands
-    trainer.state.load(going.read, by_name=True)
-    trainer.applied_commands = applied  # the history of the run, which no rollback changes
+    # before the load, because hooks that receive the values must count them to the abandoned iterations
+    trainer.metrics.read_pending()
+    applied_commands = trainer.applied_commands
+    trainer.state.load(rollback.read, by_name=True)
+    trainer.applied_commands = applied_commands  # not those of the checkpoint: a rollback undoes no command
     trainer.metrics.losses.reset()
     trainer.batch = trainer.outputs = None
-    trainer.position.to_skip += going.skip
-    if going.scale_lr != 1:
-        set_values(trainer, {"lr*": going.scale_lr})
+    trainer.position.to_skip += rollback.skip
+    if rollback.scale_lr != 1:
+        set_values(trainer, {"lr*": rollback.scale_lr})
     trainer.stops.went_back()
-    trainer.announce(RolledBack, path=str(going.read.path), reason=going.reason, skipped=going.skip)
-    _record(trainer, going.read.path)
-    if going.stop:
-        trainer.stops.request(going.reason or f"rolled back to {going.name}")
+    path = rollback.read.path
+    trainer.announce(RolledBack, path=str(path), reason=rollback.reason, skipped=rollback.skip)
+    _save_state_after(trainer, path)
+    if rollback.stop:
+        trainer.stops.request(rollback.reason or f"rolled back to {rollback.name}")
 
 
-def _record(trainer: SteeredTrainer, path: Path) -> None:
-    """Save where the run is now, durably, and then record that it went back.
+def _save_state_after(trainer: SteeredTrainer, path: Path) -> None:
+    """Save a checkpoint after a rollback to `path`, wait until it is durable, and record the rollback.
 
-    A process that is killed before goes on from its newest checkpoint, and one that is killed later from
-    here: it skips the same batches, and knows the commands that were applied.
+    If the process is killed before that, a resume begins at the newest checkpoint from before the rollback.
+    If it is killed later, a resume begins here, skips the same batches, and has the applied commands.
     """
     if not (hooks := savers(trainer.hooks)):
         return
-    before: list[Found] = []
+    before: list[Found] = []  # the checkpoints before the save; filled on rank 0
     decided_by_rank_0(lambda: before.append(scan(*trainer.state.directories)))
     saved = hooks[0].save_now(trainer, "_rollback").path
     trainer.state.finish_saves()

@@ -1,4 +1,4 @@
-"""Set numbers of param groups and attributes of hooks by a command, all of them or none."""
+"""Set numbers of param groups and attributes of hooks, for the command `set`: all of them or none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eventloop.util.suggest import near
 
 
 class _Change(Protocol):
-    """One change of the command `set`: it is checked, made, and taken back if a later one is refused."""
+    """One change of the command `set`: it is checked, made, and undone if a later change is refused."""
 
     label: str
 
@@ -25,23 +25,23 @@ class _Change(Protocol):
 def set_values(trainer: SteeredTrainer, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Set numbers: lr=1e-4, "lr*=0.5", gen.lr=1e-4, lr[1]=1e-4, early_stopping.patience=5.
 
-    `lr=1e-4` sets the present learning rate, and its schedule goes on in proportion; `lr*=0.5` multiplies
-    what the schedule gives from here on. The same applies to each number of the param groups that the
-    optimizer's constructor takes, such as `weight_decay`; `momentum` is the first of Adam's betas, and
-    `beta2` the second. A name sets all param groups of all optimizers that have it; `gen.` before it names
-    one optimizer of several, and `[1]` behind it a group, by its index or its `name`. A hook's attributes are
-    those in its `tunable`, behind the hook's name.
+    `lr*=0.5` multiplies the learning rate, and the later results of its schedule, by 0.5. `lr=1e-4` sets the
+    current learning rate, and multiplies the later results of its schedule by the same ratio. Other options
+    of the optimizer that are numbers can be set too, such as `weight_decay`; `momentum` is the first of
+    Adam's betas, and `beta2` the second. A name sets all param groups of all optimizers that have it. `gen.`
+    before the name chooses one of several optimizers, and `[1]` behind it a param group, by its index or its
+    `name`. For a hook, write the hook's name and one of the attributes in its `tunable`.
 
     Args:
         trainer: the trainer.
-        arguments: the numbers, or texts of them, by name; "*" at the end of a name multiplies.
+        arguments: the numbers, or texts of them, by name; a name that ends with "*" multiplies.
 
     Returns:
-        The former and the new value for each name, and for a scheduled one the factor of its schedule. If
-        there are several optimizers or groups, each has an entry of its own.
+        The old and the new value for each name, and the factor of the schedule if there is one. If there are
+        several optimizers or groups, each has an entry of its own.
 
     Raises:
-        CommandError: a name or a value is refused; nothing has changed then.
+        CommandError: a name or a value is refused; then nothing was changed.
     """
     if not arguments:
         raise CommandError('set expects NAME=VALUE, such as lr=1e-4 or "lr*=0.5", got nothing')
@@ -60,42 +60,42 @@ def set_values(trainer: SteeredTrainer, arguments: Mapping[str, Any]) -> dict[st
 
 
 def _results(changes: Sequence[_Change]) -> dict[str, Any]:
+    """Return the results of the changes by their labels."""
     results: dict[str, Any] = {}
     for change in changes:
         result = change.result()
-        if change.label in results:  # set twice by one command
+        if change.label in results:  # one command has set it twice: the first old value counts
             result["old"] = results[change.label]["old"]
         results[change.label] = result
     return results
 
 
 def _find(trainer: SteeredTrainer, name: str, given: Any) -> Sequence[GroupChange | HookChange]:
+    """Return the changes that a name means; raise CommandError if it means nothing in this run."""
     plain = name.strip()
     multiplies = plain.endswith("*")
     plain = plain.removesuffix("*").strip()
-    found = group_changes(trainer, plain, given, multiplies) or hook_changes(
-        trainer, plain, given, multiplies
-    )
-    if not found:
+    changes: Sequence[GroupChange | HookChange] = group_changes(trainer, plain, given, multiplies)
+    if not changes:
+        changes = hook_changes(trainer, plain, given, multiplies)
+    if not changes:
         names = sorted({*group_names(trainer), *hook_names(trainer)})
         raise CommandError(
             f"set has nothing named {plain!r}{near(plain, names)}; what can be set: "
             f"{', '.join(names) or 'nothing in this run'}"
         )
-    return found
+    return changes
 
 
 def _make(changes: Sequence[_Change]) -> None:
-    """Make the changes in order; if one is refused, restore those before it."""
-    begun: list[_Change] = []
+    """Make the changes in order; if one of them is refused, undo all of them."""
     try:
         for change in changes:
-            begun.append(change)
             change.make()
         for change in changes:
             if isinstance(change, GroupChange):
                 change.check_step()
     except BaseException:
-        for change in reversed(begun):
+        for change in reversed(changes):
             change.restore()
         raise

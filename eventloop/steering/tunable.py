@@ -1,4 +1,4 @@
-"""Set attributes of hooks by a command, those that a hook lists in `tunable`; `set_values` uses it."""
+"""Set attributes of hooks, which a hook lists in its `tunable`, for the command `set`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 class HookChange:
-    """An attribute of a hook that is set by a command.
+    """A change of one attribute of a hook by a command.
 
     Args:
         label: the attribute's name in the answer and in messages.
         hook: the hook.
         name: the attribute, one of the hook's `tunable`.
-        given: the value, or a text of it, which is converted to the type of the present value; an attribute
-            of None takes a number.
+        given: the new value, or a text of it, which is converted to the type of the current value, or to a
+            float if there is no current value (None).
     """
 
     def __init__(self, label: str, hook: Any, name: str, given: Any) -> None:
@@ -36,30 +36,31 @@ class HookChange:
         self._made = False
 
     def check(self) -> None:
-        """Refuse a value of another type than the present one."""
-        self._next()
+        """Raise CommandError for a value that cannot be converted to the type of the current one."""
+        self._new_value()
 
     def make(self) -> None:
-        """Set the attribute, whose setter may refuse the value."""
-        value, former = self._next(), getattr(self._hook, self._name)
+        """Set the attribute; raise CommandError if its setter refuses the value."""
+        value, value_before = self._new_value(), getattr(self._hook, self._name)
         try:
             setattr(self._hook, self._name, value)
         except (TypeError, ValueError, AttributeError) as error:
             raise CommandError(f"{self.label}={self._given} was refused: {error}") from None
-        self._former, self._made = former, True
+        self._value_before, self._made = value_before, True
 
     def restore(self) -> None:
-        """Set the former value, if `make` has changed it."""
+        """Set the value from before `make`, if `make` has changed it."""
         if self._made:
-            setattr(self._hook, self._name, self._former)
+            setattr(self._hook, self._name, self._value_before)
 
     def result(self) -> dict[str, Any]:
-        """Return the former and the new value."""
+        """Return the result of the command: the old and the new value."""
         return {"old": self._old, "new": getattr(self._hook, self._name)}
 
-    def _next(self) -> Any:
-        present = getattr(self._hook, self._name)
-        kind = float if present is None else type(present)
+    def _new_value(self) -> Any:
+        """Return the given value, converted to the type of the current one."""
+        current = getattr(self._hook, self._name)
+        kind = float if current is None else type(current)
         try:
             value = msgspec.convert(self._given, kind, strict=False)
         except (msgspec.ValidationError, TypeError) as error:
@@ -72,7 +73,7 @@ class HookChange:
 
 
 class TunableInterval:
-    """The interval of a hook, in its attribute `_interval`, as an attribute that a command may set."""
+    """A base class for hooks with an attribute `_interval`, which a command may set as `interval`."""
 
     tunable: ClassVar[tuple[str, ...]] = ("interval",)
     _interval: int
@@ -85,21 +86,21 @@ class TunableInterval:
     @interval.setter
     def interval(self, interval: int) -> None:
         positive("interval", interval)
-        if self._interval < 1:  # the hook has prepared nothing
+        if self._interval < 1:  # the hook is switched off, and has not prepared its action
             raise ValueError(f"the hook acts at no interval (interval={self._interval})")
         self._interval = interval
 
 
 def hook_changes(trainer: SteeredTrainer, name: str, given: Any, multiplies: bool) -> list[HookChange]:
-    """Return the change of the attribute that a name means; an empty list if it means none.
+    """Return a list of the change of the attribute that a name means; [] if it means no attribute.
 
     Raises:
-        CommandError: the attribute would be multiplied.
+        CommandError: `multiplies` is True, which attributes of hooks do not support.
     """
-    owner, _, attribute = name.rpartition(".")
+    hook_name, _, attribute = name.rpartition(".")
     for hook in trainer.hooks:
-        if owner in _names_of(hook.name) and attribute in _tunable(hook):
-            if multiplies:  # it could not be set again after a resume
+        if hook_name in _names_of(hook.name) and attribute in _tunable(hook):
+            if multiplies:  # `set_again` could not repeat it after a resume
                 raise CommandError(
                     f"{name} is an attribute of a hook: expected {name}=VALUE, got {name}*={given}"
                 )
@@ -108,17 +109,17 @@ def hook_changes(trainer: SteeredTrainer, name: str, given: Any, multiplies: boo
 
 
 def hook_names(trainer: SteeredTrainer) -> Iterator[str]:
-    """Yield the names of the attributes of hooks that can be set."""
+    """Yield the names of the attributes of hooks that the command `set` can change."""
     for hook in trainer.hooks:
         for attribute in _tunable(hook):
             yield f"{_names_of(hook.name)[-1]}.{attribute}"
 
 
 def set_again(trainer: SteeredTrainer) -> None:
-    """Set those attributes of hooks again that commands had set before the checkpoint that was resumed.
+    """Set attributes of hooks again that commands had set before the resumed checkpoint was saved.
 
-    The hooks' states do not have them. A hook that the program no longer has is left out; a value that its
-    hook refuses is logged.
+    A checkpoint has the commands, but not these attributes. A hook that the program no longer has is ignored.
+    A warning is logged for a value that its hook refuses.
     """
     for applied in trainer.applied_commands:
         if applied.command != "set":
@@ -133,11 +134,11 @@ def set_again(trainer: SteeredTrainer) -> None:
 
 
 def _tunable(hook: Any) -> list[str]:
-    """Return the attributes of a hook that can be set now; a property may say that it has no value."""
+    """Return the names in a hook's `tunable`, except of properties that now raise AttributeError."""
     return [name for name in getattr(type(hook), "tunable", ()) if hasattr(hook, name)]
 
 
 def _names_of(name: str) -> list[str]:
-    """Return the names by which a hook can be addressed: its own, and its own in lower case with "_"."""
+    """Return the names of a hook in commands, such as EMAHook, ema_hook and ema for "EMAHook"."""
     lower = _WORDS.sub("_", name).lower()
     return list(dict.fromkeys((name, lower, lower.removesuffix("_hook"))))

@@ -1,4 +1,4 @@
-"""Deliver all events at the end of a run, or only some after a second Ctrl-C, and log the lost ones."""
+"""Deliver the events that are left at the end of a run, and log events that were lost."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from eventloop.stops.stopping import StoppableTrainer
 logger = logging.getLogger("eventloop")
 
 LEFT = "left"
-"""The `reason` of a closing event whose hand-written loop was left by `break`, `return` or an exception."""
+"""The `reason` of closing events after a hand-written loop was left by `break`, `return` or an exception."""
 ERROR = "error"
-"""The `reason` of a closing event after an error."""
+"""The `reason` of closing events after an error."""
 AT_ONCE_SECONDS = 0.2
-"""Seconds for background subscribers after a second Ctrl-C. Only hanging subscribers use them up."""
+"""Seconds for which the end of a run waits for background subscribers after a second Ctrl-C."""
 
 
 def ends_at_once(trainer: StoppableTrainer) -> bool:
-    """Return whether the run is ended by a Ctrl-C that came after a request to stop, or by a second one.
+    """Return whether a second Ctrl-C, or one after another request to stop, has ended the run.
 
-    Nothing may be waited for then.
+    The end of the run must then wait for nothing.
     """
     error = trainer.failure
     if not isinstance(error, KeyboardInterrupt):
         return False
-    if trainer.asked_to_stop:  # by the first Ctrl-C, or otherwise
+    if trainer.asked_to_stop:
         return True
+    # a first Ctrl-C that raised KeyboardInterrupt itself is in the context of the second one
     earlier = error.__context__
     while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
         earlier = earlier.__context__
@@ -40,21 +41,22 @@ def ends_at_once(trainer: StoppableTrainer) -> bool:
 
 
 def log_rest(trainer: StoppableTrainer) -> None:
-    """Log the metrics that handlers of `after_run` put after the logger ran."""
+    """Log the metrics that handlers of `after_run` have recorded after LoggerHook's own `after_run`."""
     metrics = trainer.metrics
-    post_pending, metrics.post_pending = metrics.post_pending, None  # it holds the trainer, which holds it
+    # removed, because the function refers to the trainer: a reference cycle
+    post_pending, metrics.post_pending = metrics.post_pending, None
     if post_pending is not None and (metrics.pending or metrics.pending_media):
         post_pending()
 
 
 def drain(trainer: StoppableTrainer, *, closes: bool, at_once: bool) -> None:
-    """Deliver all events at the end of a run, and log what was lost.
+    """Deliver the events that are left at the end of a run, and log events that were lost.
 
     Args:
-        closes: whether to close the bus too, as after an error or a signal, when the program may end here.
-            A signal that ends the program during the delivery has the same effect.
-        at_once: whether to give writers only a moment, as after a second Ctrl-C; events left then are
-            lost. A Ctrl-C during the delivery has the same effect.
+        closes: whether to close the bus too, as after an error or a signal, when the program may end. The bus
+            is also closed if a signal that ends the program comes during the delivery.
+        at_once: whether to wait only `AT_ONCE_SECONDS`, as after a second Ctrl-C; undelivered events are then
+            lost. The wait also becomes this short if a Ctrl-C comes during the delivery.
     """
     trainer.delivering, trainer.running = True, False
     bus = trainer.bus
@@ -69,8 +71,9 @@ def drain(trainer: StoppableTrainer, *, closes: bool, at_once: bool) -> None:
         try:
             if not ends():
                 report = bus.flush()
-            if ends():  # from a signal on, one short wait is all: the exit would wait as long again
+            if ends():
                 if at_once or not bus.overtime:
+                    # after a signal the exit must not wait once more for the same subscribers
                     exit_by(monotonic() + (AT_ONCE_SECONDS if at_once else bus.patience))
                 report = bus.close(AT_ONCE_SECONDS if at_once else None)
         except KeyboardInterrupt:
@@ -79,18 +82,21 @@ def drain(trainer: StoppableTrainer, *, closes: bool, at_once: bool) -> None:
             raise
         _log_losses(report)
     if not at_once:
-        bus.deliver_mail(trainer)  # health events of the drain itself
+        bus.deliver_mail(trainer)  # runs the handlers of health events that the delivery has caused
 
 
 def _log_losses(report: DrainReport) -> None:
-    # not the events left, which the flush or the close has logged
+    """Log a warning for each subscriber that has dropped or failed events.
+
+    Events that are still queued are not in it, because the bus has logged them.
+    """
     lost = [stats for stats in report.stats if (stats.dropped or stats.failed) and not stats.losses_logged]
-    for line in shortfalls([_without_logged_error(stats) for stats in lost]):
+    for line in shortfalls([_with_short_error(stats) for stats in lost]):
         logger.warning("not everything was delivered: %s", line)
 
 
-def _without_logged_error(stats: SubscriptionStats) -> SubscriptionStats:
-    """Shorten the error that ended a subscriber, because the log has it since then."""
+def _with_short_error(stats: SubscriptionStats) -> SubscriptionStats:
+    """Shorten the error that ended a subscriber; the log has the whole error from the time of the failure."""
     if not stats.error.startswith("[error]") or len(stats.error) <= ERROR_WIDTH:
         return stats
     begin = stats.error[:ERROR_WIDTH].rstrip()

@@ -1,4 +1,4 @@
-"""Hold the generators of a hand-written loop, so that `Trainer.close` can end an unfinished loop."""
+"""Store the generators of a hand-written loop, so that `Trainer.close` can close an unfinished loop."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from weakref import ref
 
 
 class HeldLoops:
-    """The generators of one hand-written loop, the outermost first, and the thread of its run."""
+    """Weak references to the generators of one hand-written loop, the outermost first, and its thread."""
 
     def __init__(self) -> None:
         self._loops: list[ref[Generator[Any]]] = []
         self.thread = threading.current_thread()
 
     def begin(self, loop: Generator[Any]) -> None:
-        """Hold the generator of the epochs, in place of those of an earlier loop."""
+        """Store the generator of the epochs of a new loop, and drop those of an earlier loop."""
         self._loops = [ref(loop)]
 
     def add(self, loop: Generator[Any]) -> None:
-        """Hold a generator of batches within the epochs."""
+        """Store a generator of the batches of an epoch."""
         self._loops.append(ref(loop))
 
     def may_be_closed(self) -> bool:
-        """Return whether the calling thread may close a loop that is under way.
+        """Return whether there is an unfinished loop that the calling thread may close.
 
-        It may if the loop's generator is suspended, and the loop runs on this thread or its thread has
-        ended.
+        Its generators must be suspended, and the loop must belong to this thread or to an ended thread.
         """
-        states = [inspect.getgeneratorstate(loop) for held in self._loops if (loop := held()) is not None]
-        waits = states[:1] == [inspect.GEN_SUSPENDED] and inspect.GEN_RUNNING not in states
-        return waits and (self.thread is threading.current_thread() or not self.thread.is_alive())
+        generators = [generator for loop in self._loops if (generator := loop()) is not None]
+        states = [inspect.getgeneratorstate(generator) for generator in generators]
+        suspended = states[:1] == [inspect.GEN_SUSPENDED] and inspect.GEN_RUNNING not in states
+        return suspended and (self.thread is threading.current_thread() or not self.thread.is_alive())
 
     def close(self) -> None:
         """Close all generators."""
         _close(self._loops)
 
     def close_inner(self) -> None:
-        """Close the generators of batches: they must not continue in the next run."""
+        """Close the generators of batches, so that they do not continue in the next run."""
         _close(self._loops[1:])
 
 
 def _close(loops: Sequence[ref[Generator[Any]]]) -> None:
-    """Close generators, the innermost first. Skip a generator that is executing."""
-    for held in reversed(loops):
-        loop = held()
-        if loop is not None and not loop.gi_running:
-            loop.close()
+    """Close generators, the innermost first; skip a generator that is executing."""
+    for loop in reversed(loops):
+        generator = loop()
+        if generator is not None and not generator.gi_running:
+            generator.close()

@@ -1,16 +1,16 @@
 """Stop all ranks, or apply a command on all of them, at the same iteration.
 
 If one rank stopped earlier, the others would wait for it in their next collective forever. So the ranks add
-up the number of their requests to stop, by an all-reduce on the CPU in a gloo group of its own. The sum
-begins at the end of each iteration, and is read at the end of the next one, when it has long arrived:
+up the number of their requests to stop, by an all-reduce on the CPU in a gloo group that is used for nothing
+else. An all-reduce starts at the end of each iteration, and its result is read at the end of the next one, so
 training does not wait for it. A request of one rank therefore ends the run of all ranks after the next
-iteration. A rank with a request reads the sum at once: if all ranks have a request, the run ends after that
-same iteration.
+iteration. A rank with a request reads the result at once: if all ranks have a request, the run ends after
+this iteration.
 
-All ranks must reach the same places in the same order, as the collectives of DistributedDataParallel require;
-they must train the same number of iterations. A rank that begins a run waits for the others. In passes over
-loaders of unequal lengths the ranks agree as long as all of them have batches; the log warns of a training
-pass with unequal lengths. Every few sums also carry the times of the ranks (`Carried`).
+All ranks must make these calls in the same order, so they must train the same number of iterations, as
+DistributedDataParallel requires too. A rank that begins a run waits for the others. In a pass over loaders of
+unequal lengths the ranks make the calls only while all of them have batches. Every few all-reduces also carry
+the times of the ranks (`Carried`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ITERATION, EDGE = "the end of an iteration", "the begin or end of an epoch or ev
 POLL_SECONDS = 0.01
 """Seconds between two checks of whether all ranks have reached the end of a run."""
 WAIT_SECONDS = 30.0
-"""Seconds that a rank waits for the others at the begin of its first run before it logs a warning."""
+"""Seconds for which a rank waits for the others at the start of its first run before it logs a warning."""
 
 
 class Request(NamedTuple):
@@ -49,40 +49,39 @@ class Request(NamedTuple):
 
 
 class Carried(Protocol):
-    """Numbers that are added up over all ranks together with some of the requests to stop."""
+    """Numbers that some of the all-reduces add up over all ranks, besides the requests to stop."""
 
     every: int
-    """The number of sums from one that carries the numbers to the next that does."""
+    """Every so many all-reduces, one carries the numbers."""
 
     def numbers(self) -> list[float]:
-        """Return a list, equally long on all ranks: this rank's numbers, and zeros in the others' places."""
+        """Return a list that is equally long on all ranks: numbers of this rank, and zeros for the others."""
 
     def receive(self, numbers: Sequence[float]) -> None:
-        """Receive the numbers of all ranks, at the same boundary on each."""
+        """Receive the numbers of all ranks; every rank receives them at the same boundary."""
 
 
 def _new_group() -> Any:
-    """Create the ranks' group, and log a warning if other ranks do not come to create it."""
+    """Create a gloo group of all ranks; log a warning if other ranks do not make this call."""
     text = (
         "rank %d of %d has waited %g s for the other ranks to begin the run: begin it on every rank; in "
         "another engine's loop, every rank needs the bridge"
     )
-    waiting = Timer(
-        WAIT_SECONDS, logger.warning, [text, dist.get_rank(), dist.get_world_size(), WAIT_SECONDS]
-    )
-    waiting.daemon = True
-    waiting.start()
+    arguments = [text, dist.get_rank(), dist.get_world_size(), WAIT_SECONDS]
+    warning = Timer(WAIT_SECONDS, logger.warning, arguments)
+    warning.daemon = True
+    warning.start()
     try:
         return dist.new_group(backend="gloo")
     finally:
-        waiting.cancel()
+        warning.cancel()
 
 
 class _Sum:
-    """An all-reduce in progress, which counts the ranks with a request to stop and adds up other numbers.
+    """An all-reduce that counts the ranks with a request to stop, and adds up carried numbers.
 
-    The numbers are in a Python array, and the group's own method is called instead of `dist.all_reduce` with
-    its checks: about 80 us an iteration rather than 300, with cold caches.
+    It uses a Python array and the group's own method, which take about 80 us an iteration; `dist.all_reduce`
+    with a new tensor and all checks takes 300 us, both with cold caches.
     """
 
     def __init__(self, carried: Carried | None = None) -> None:
@@ -92,34 +91,41 @@ class _Sum:
         self._work: Any = None
 
     def begin(self, group: Any, *, requested: bool) -> None:
+        """Start the all-reduce; `requested` is True if this rank has a request."""
         self._numbers[0] = requested
-        self._work = group.allreduce(self._tensors, dist.AllreduceOptions())  # the sum, by default
+        self._work = group.allreduce(self._tensors, dist.AllreduceOptions())  # adds up, by default
 
     def wait(self, name: str) -> int:
+        """Wait for the result, and return the number of ranks with a request.
+
+        Args:
+            name: the name of the wait in the costs.
+        """
         with nullcontext() if self._work.is_completed() else waiting("ranks", name):
             self._work.wait()
         return int(self._numbers[0])
 
     def resolve(self, name: str) -> int:
-        """Wait for the sum, pass on the carried numbers, and return how many ranks have a request.
+        """Wait for the result, deliver the carried numbers, and return the number of ranks with a request.
 
-        `name` is that of the wait in the costs.
+        Args:
+            name: the name of the wait in the costs.
         """
         requests = self.wait(name)
         if self._carried is not None:
             self._carried.receive(self._numbers[1:])
         return requests
 
-    def wait_awake(self) -> None:
-        """Wait as `wait` does, while Python's signal handlers can run."""
+    def wait_for_end_of_run(self) -> None:
+        """Wait for the result in short sleeps, between which Python's signal handlers can run."""
         with waiting("ranks", "the end of the run"):
             while not self._work.is_completed():
                 sleep(POLL_SECONDS)
-        self._work.wait()  # done: raises the error of the collective, if any
+        self._work.wait()  # it is completed: raises the error of the collective, if there is one
 
 
 class Agreement:
-    """The process group of the ranks and their latest sum; creating an Agreement is a collective."""
+    """Let all ranks agree whether the run stops. The constructor is a collective: it makes a gloo group."""
 
     def __init__(self) -> None:
         self._world = dist.group.WORLD
@@ -127,7 +133,7 @@ class Agreement:
         self._group = _new_group()
         self._sums = _Sum(), _Sum()  # used alternately
         self._count = 0  # the number of sums in this run
-        self._pending: _Sum | None = None
+        self._pending: _Sum | None = None  # started at the last boundary, not read
         self._carried: Carried | None = None
 
     @staticmethod
@@ -138,68 +144,83 @@ class Agreement:
         return dist.get_world_size() > 1
 
     def begin(self) -> bool:
-        """Drop the sums of an earlier run; return False if the default process group was replaced since."""
+        """Begin a run without sums of an earlier one; return False if the default process group is a new one.
+
+        In that case a new Agreement is needed.
+        """
         self._sums, self._pending, self._count = (_Sum(), _Sum()), None, 0
         return self._world is dist.group.WORLD
 
     def carry(self, carried: Carried) -> None:
-        """Let the sums of this run carry numbers; all ranks must call it, with equally long lists."""
+        """Set the numbers that sums of this run carry; all ranks must call this, with equally long lists."""
         self._carried = carried
 
     def boundary(self, *, requested: bool) -> bool:
-        """Agree at the end of an iteration; return whether a rank has a request, the same on all ranks.
+        """Return at the end of an iteration whether all ranks know that a rank has a request.
+
+        All ranks return the same value. A request of this rank may be returned only at the next boundary.
 
         Args:
             requested: whether this rank has a request to stop, or a command.
         """
-        if self._arrived():
+        if self._any_pending_request():
             return True
-        self._pending = pending = self._add_up(requested)
+        self._pending = pending = self._start_sum(requested)
         if not requested or pending.wait(ITERATION) != self._size:
-            return False  # a rank without a request has gone on, and reads the sum at the next boundary
-        return self._arrived()
+            return False  # a rank without a request does not wait, and reads the sum at the next boundary
+        return self._any_pending_request()
 
     def edge(self, *, requested: bool) -> bool:
-        """Agree at the end of a pass: wait for all ranks, and return whether one of them has a request.
+        """Wait for all ranks at the end of a pass, and return whether one of them has a request.
 
         Args:
             requested: whether this rank has a request to stop.
         """
-        if self._arrived():
+        if self._any_pending_request():
             return True
-        return self._add_up(requested).resolve(EDGE) > 0
+        return self._start_sum(requested).resolve(EDGE) > 0
 
     def extremes(self, number: int) -> tuple[int, int]:
-        """Return the smallest and the largest of the ranks' numbers, of which `number` is this rank's."""
+        """Return the smallest and the largest of the ranks' numbers; a collective.
+
+        Args:
+            number: the number of this rank.
+        """
         tensor = torch.tensor([number, -number])
         with waiting("ranks", EDGE):
             dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self._group)
         return int(tensor[0]), -int(tensor[1])
 
     def gather(self, own: T) -> list[T]:
-        """Return the value of each rank, of which `own` is this rank's."""
+        """Return the values of all ranks in their order; a collective.
+
+        Args:
+            own: the value of this rank.
+        """
         values = [own] * self._size
         with waiting("ranks", EDGE):
             dist.all_gather_object(values, own, group=self._group)
         return values
 
     def wait_for_all_ranks(self) -> None:
-        """Wait for all ranks, or until one has ended; signal handlers run meanwhile, and may raise."""
+        """Wait until all ranks make this call or one has ended; signal handlers may run and raise."""
         try:
-            self._add_up(False).wait_awake()
+            self._start_sum(False).wait_for_end_of_run()
         except RuntimeError as error:
             logger.warning("the end of all other ranks could not be waited for: %s", error)
 
-    def _arrived(self) -> bool:
+    def _any_pending_request(self) -> bool:
+        """Read the sum that was started at the last boundary; return whether it counts a request."""
         pending, self._pending = self._pending, None
         return pending is not None and pending.resolve(ITERATION) > 0
 
-    def _add_up(self, requested: bool) -> _Sum:
+    def _start_sum(self, requested: bool) -> _Sum:
+        """Start an all-reduce, which carries the numbers if it is their turn."""
         self._count += 1
         if self._carried is not None and self._count % self._carried.every == 0:
-            latest = _Sum(self._carried)
+            new_sum = _Sum(self._carried)
         else:
             self._sums = self._sums[1], self._sums[0]
-            latest = self._sums[0]
-        latest.begin(self._group, requested=requested)
-        return latest
+            new_sum = self._sums[0]
+        new_sum.begin(self._group, requested=requested)
+        return new_sum

@@ -1,6 +1,6 @@
 """Compare the times of the ranks during training, to find a slow rank.
 
-The all-reduce by which the ranks agree on a stop (`rank_stop`) carries the times.
+The times are sent with the all-reduce by which the ranks agree on a stop (`rank_stop`).
 """
 
 from __future__ import annotations
@@ -13,56 +13,57 @@ from eventloop.costs.records import Phases
 from eventloop.costs.step_clock import NOTHING, StepClock, phases_between
 
 RANKS = 32
-"""The number of ranks up to which times are exchanged every WINDOW iterations.
+"""The largest number of ranks that exchange times every WINDOW iterations; more ranks do so less often.
 
-The exchange then takes about 0.1 ms an iteration on average. More ranks exchange times less often.
+For 32 ranks the exchange takes about 0.1 ms an iteration on average.
 """
 LEAST_ITERATIONS = WINDOW // 2
 """The least number of iterations over which times are averaged for a comparison."""
 _WIDTH = len(NOTHING)
-"""How many numbers a rank sends: one for each sum of its StepClock."""
+"""The number of numbers that a rank sends: one for each sum of its StepClock."""
 
 
 class TimesExchange:
     """Exchange the phase times of all ranks every few iterations, and find the slow rank.
 
-    It implements `Carried`, so training does not wait for it: the numbers travel with sums that all ranks add
-    up at the ends of their iterations anyway. All ranks get the same numbers at the same boundary, so they
-    find the same slow rank.
+    `Agreement` sends the times with sums that the ranks exchange in any case (`Carried`), so training does
+    not wait for them. All ranks receive the same times at the same boundary, so they find the same slow rank.
     """
 
     def __init__(self, clock: StepClock, rank: int, world_size: int) -> None:
         self._clock, self._rank, self._world_size = clock, rank, world_size
         self.every = WINDOW * ceil(world_size / RANKS)
-        self._before = clock.sums()
+        self._last_sums = clock.sums()
         self._watch = SlowRankWatch()
-        self._gathered: Window | None = None
+        self._short_window: Window | None = None  # times over too few iterations for a comparison
         self.found: Straggler | None = None
         """A slow rank that was found and not announced yet, or None."""
 
     def numbers(self) -> list[float]:
-        """Return the growth of the clock's sums since the last call, with zeros in the others' places."""
+        """Return this rank's times since the last call, and zeros for the other ranks."""
         numbers = [0.0] * (_WIDTH * self._world_size)
-        now, begin = self._clock.sums(), _WIDTH * self._rank
-        numbers[begin : begin + _WIDTH] = [b - a for a, b in zip(self._before, now, strict=True)]
-        self._before = now
+        sums, begin = self._clock.sums(), _WIDTH * self._rank
+        times = [now - before for before, now in zip(self._last_sums, sums, strict=True)]
+        numbers[begin : begin + _WIDTH] = times
+        self._last_sums = sums
         return numbers
 
     def receive(self, numbers: Sequence[float]) -> None:
-        """Receive the growth of all ranks' sums, and compare the ranks once it covers enough iterations.
+        """Receive the times of all ranks, and compare the ranks.
 
-        Around an evaluation it may cover few iterations; then it is added to the next one.
+        Times that cover too few iterations, as around an evaluation, are added to the times received next.
         """
         window: Window = [self._phases(numbers[i : i + _WIDTH]) for i in range(0, len(numbers), _WIDTH)]
-        if self._gathered is not None:
-            window = summed([self._gathered, window])
+        if self._short_window is not None:
+            window = summed([self._short_window, window])
         if min(phases.iterations for phases in window) < LEAST_ITERATIONS:
-            self._gathered = window
+            self._short_window = window
         else:
-            self._gathered = None
+            self._short_window = None
             self.found = self._watch.add(window) or self.found
 
-    def _phases(self, row: Sequence[float]) -> Phases:
-        iterations, data, forward, backward, optimizer, hooks, checkpoint, background, ranks, total = row
-        sums = (data, forward, backward, optimizer, hooks, checkpoint, background, ranks, total)
-        return phases_between(NOTHING, (round(iterations), *sums))
+    def _phases(self, times: Sequence[float]) -> Phases:
+        """Return the times of one rank, in the order of `StepClock.sums`, as phases."""
+        iterations, data, forward, backward, optimizer, hooks, checkpoint, background, ranks, total = times
+        seconds = (data, forward, backward, optimizer, hooks, checkpoint, background, ranks, total)
+        return phases_between(NOTHING, (round(iterations), *seconds))

@@ -1,4 +1,4 @@
-"""Ask Slurm to queue this job again, once a signal has ended its run."""
+"""Put this Slurm job back into the queue after a signal has ended its run."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import subprocess
 logger = logging.getLogger("eventloop")
 
 TIMEOUT_SECONDS = 20.0
-"""The longest wait for `scontrol`. torchrun kills a rank 30 s after the first one has exited."""
+"""Seconds for which `scontrol` may run. torchrun kills all ranks 30 s after the first one has exited."""
 
 _requested: set[str] = set()
-"""The jobs that this process has asked Slurm to queue again."""
+"""The jobs for which this process has called `scontrol requeue`."""
 
 
 def slurm_job() -> str:
-    """Return the Slurm job of this process as `scontrol` takes it, such as 7 or 7_2; "" outside Slurm."""
+    """Return the id of this process's Slurm job, "7", or "7_2" for a task of an array; "" outside Slurm."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     job = os.environ.get("SLURM_JOB_ID", "")
     return f"{array}_{task}" if job and array and task else job
 
 
 def warn_if_impossible() -> None:
-    """Log a warning at the start of a run that Slurm could not queue again."""
+    """Log a warning if `requeue` would have no effect: outside Slurm, or without `scontrol`."""
     if not slurm_job():
         logger.warning(
             "requeue=True has no effect: SLURM_JOB_ID is not set, so this process is no part of a Slurm job"
@@ -39,16 +39,17 @@ def warn_if_impossible() -> None:
 def requeue(rank: int, world_size: int, *, can_resume: bool) -> None:
     """Run `scontrol requeue` for this job, on one of its processes and at most once, and log the outcome.
 
-    Slurm's own number of the process decides if this is the only rank. Several ranks are numbered by torch:
-    all those that one torchrun has started have the same SLURM_PROCID, and rank 0 may be on any host.
+    With several ranks rank 0 does so: the ranks that one torchrun has started all have the same SLURM_PROCID.
+    Without a process group it is the process with SLURM_PROCID 0.
 
     Args:
         rank, world_size: the process's rank in torch's process group, and the number of ranks.
-        can_resume: whether there is a checkpoint from which the job could go on.
+        can_resume: whether there is a checkpoint from which the requeued job can resume.
     """
     job = slurm_job()
-    number = "" if world_size > 1 else os.environ.get("SLURM_PROCID", "")
-    if not job or (number or str(rank)) != "0" or job in _requested:
+    slurm_number = "" if world_size > 1 else os.environ.get("SLURM_PROCID", "")
+    is_first_process = (slurm_number or str(rank)) == "0"
+    if not job or not is_first_process or job in _requested:
         return
     if not can_resume:
         logger.warning(
@@ -58,7 +59,8 @@ def requeue(rank: int, world_size: int, *, can_resume: bool) -> None:
         )
         return
     _requested.add(job)
-    start = f"restart {count}" if (count := os.environ.get("SLURM_RESTART_COUNT")) else "the first start"
+    restarts = os.environ.get("SLURM_RESTART_COUNT")
+    start = f"restart {restarts}" if restarts else "the first start"
     code, output = _run(["scontrol", "requeue", job])
     level, outcome = (logging.INFO, "is") if code == "0" else (logging.WARNING, "is not")
     text = "Slurm job %s %s queued again after %s: scontrol requeue: exit code %s, output %r"
@@ -66,9 +68,12 @@ def requeue(rank: int, world_size: int, *, can_resume: bool) -> None:
 
 
 def _run(command: list[str]) -> tuple[str, str]:
-    """Return the exit code and the output of a command in one line; "none" and the error if it has none."""
+    """Run a command, and return its exit code and its output in one line.
+
+    If it cannot be started or takes too long, return "none" and the error.
+    """
     try:
-        ran = subprocess.run(
+        result = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -78,4 +83,4 @@ def _run(command: list[str]) -> tuple[str, str]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         return "none", str(error)
-    return str(ran.returncode), " ".join(ran.stdout.decode(errors="replace").split())
+    return str(result.returncode), " ".join(result.stdout.decode(errors="replace").split())

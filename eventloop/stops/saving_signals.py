@@ -1,4 +1,4 @@
-"""Save a checkpoint when a signal arrives, and go on; `PreemptionHook` uses it."""
+"""Save a checkpoint after a signal, without ending the run; `PreemptionHook` uses it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from eventloop.commands.messages import Command
 from eventloop.stops.stopping import StoppableTrainer
 
 SAVE = Command(id="", command="checkpoint")
-"""The command that a signal gives, equal on all ranks, so that one signal to each of them saves once."""
+"""The command that a signal requests; it is equal on all ranks, so a signal to each of them saves once."""
 
 
 class SavingSignals:
-    """Handlers that request a checkpoint at the next boundary of the training, and end nothing.
+    """Signal handlers that request a checkpoint at the next boundary of the training.
 
-    A Python handler that was installed before is called as well. Outside the main thread, where Python
-    delivers no signals, nothing is installed.
+    If the program had a Python handler for the signal, that is called as well. No handlers are installed
+    outside the main thread, where Python delivers no signals.
 
     Args:
         trainer: the trainer, whose boundaries apply the request.
@@ -30,28 +30,30 @@ class SavingSignals:
 
     def __init__(self, trainer: StoppableTrainer, signals: Iterable[int]) -> None:
         self._trainer, self._signals, self._process = trainer, [*signals], os.getpid()
-        self._before: dict[int, Any] = {}
+        self._earlier: dict[int, Any] = {}  # the handlers that are restored, by the signal's number
 
     def install_until(self, stack: ExitStack) -> None:
-        """Install the handlers, and let the end of a stack restore the former ones."""
+        """Install the handlers; when `stack` is closed, the earlier handlers are restored."""
         if threading.current_thread() is not threading.main_thread():
             return
-        stack.callback(self._put_back)
+        stack.callback(self._restore)
         for signum in self._signals:
-            if (before := signal.getsignal(signum)) is not None:  # else it is not Python's
-                self._before[signum] = before  # before the handler is installed, which reads it
-                signal.signal(signum, self._handle)
+            earlier = signal.getsignal(signum)
+            if earlier is None:  # not installed by Python, so Python could not restore it
+                continue
+            self._earlier[signum] = earlier  # before the next line, because `_handle` reads it
+            signal.signal(signum, self._handle)
 
-    def _put_back(self) -> None:
-        for signum, before in self._before.items():
+    def _restore(self) -> None:
+        for signum, earlier in self._earlier.items():
             if signal.getsignal(signum) == self._handle:
-                signal.signal(signum, before)
+                signal.signal(signum, earlier)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        """Append the command, which needs no lock; forked children, such as a loader's workers, go on."""
+        """Append the command, which needs no lock; do nothing in a forked child such as a loader's worker."""
         if os.getpid() != self._process:
             return
         if SAVE not in list(self._trainer.stops.commands):
             self._trainer.stops.commands.append(SAVE)
-        if callable(before := self._before[signum]):
-            before(signum, frame)
+        if callable(earlier := self._earlier[signum]):
+            earlier(signum, frame)

@@ -1,4 +1,4 @@
-"""Turn signals into requests to stop, which the loops poll: the run ends at its next boundary."""
+"""Turn signals into requests to stop, which end the run at its next boundary."""
 
 from __future__ import annotations
 
@@ -19,40 +19,42 @@ from eventloop.stops.stopping import StoppableTrainer
 logger = logging.getLogger("eventloop")
 
 INTERRUPTED = "interrupted by Ctrl-C"
-"""The reason of a run that the first Ctrl-C has ended; the second one raises KeyboardInterrupt."""
+"""The `stop_reason` of a run that the first Ctrl-C has ended."""
 
 ENDED = (
     "Ctrl-C: the run has ended, and waits at most {:g} s more for slow writers. Ctrl-C again ends at once."
 )
-"""The text for standard error at a first Ctrl-C that comes when only events are left to deliver."""
+"""The text on standard error after the first Ctrl-C, if only events are left to deliver."""
 
 
 class StopSignals:
-    """Request a stop of the trainer at each of `signals` that arrives within the block.
-
-    A Python handler that was installed before is called as well. A second SIGINT raises KeyboardInterrupt at
-    once, and so does a SIGINT while an error ends the run.
+    """Request a stop of the trainer when one of `signals` arrives within the block.
 
         with StopSignals(trainer, [signal.SIGTERM]):
             trainer.train()
 
-    Outside the main thread, where Python delivers no signals, the block does nothing. A signal keeps its
-    handler if that was not installed by Python, or is a StopSignals of the same trainer. At the end the
-    former handlers are restored, except where another one was installed within the block. If that one still
-    calls the handler of this class, the call is passed on to the former handler.
+    If the program had a Python handler for the signal, that is called as well. A second SIGINT raises
+    KeyboardInterrupt at once, and so does a SIGINT while an error ends the run.
+
+    Outside the main thread, where Python delivers no signals, the block installs no handler; nor does it for
+    a signal whose handler was not installed by Python, or is that of another StopSignals of the same trainer.
+    The end of the block restores the earlier handlers, except for signals for which the program has installed
+    a handler within the block. If that handler later calls the handler of this class, the earlier handler is
+    called.
 
     Args:
         hint: a text for standard error at the first Ctrl-C; `ENDED` replaces it when the run has ended.
-        exits: end the program after the block as the signal would have ended it: by SystemExit(128 + number)
-            or KeyboardInterrupt, after waiting for all ranks. If the program has a Python handler for the
-            signal, that handler decides. Signals that the process ignores, as after nohup, stay ignored.
-        afterwards: a function to call on each rank after a run that a signal other than Ctrl-C ended, when
-            all ranks have delivered everything. No rank exits before it has returned on all ranks. It needs
-            `exits`, and is not called after an error, or within another trainer's run.
+        exits: True ends the program after the block as the signal would have ended it: by SystemExit(128 +
+            number) or KeyboardInterrupt, when all ranks have delivered everything. If the program has a
+            Python handler for the signal, that handler decides. Signals that the process ignores, as after
+            nohup, stay ignored.
+        afterwards: a function to call on each rank after a run that a signal other than Ctrl-C has ended,
+            when all ranks have delivered everything. No rank exits before the function has returned on all
+            ranks. It needs `exits`, and is not called after an error, or within another trainer's run.
     """
 
-    _nested = 0
-    """The number of StopSignals handlers that are running now, each called by the next; main thread only."""
+    _running_handlers = 0
+    """The number of StopSignals handlers that are running now: one may call that of another trainer."""
 
     def __init__(
         self,
@@ -66,139 +68,157 @@ class StopSignals:
         self._trainer, self._signals = trainer, [*signals]
         self._hint, self._exits, self._afterwards = hint, exits, afterwards
         self._process = os.getpid()
-        self._before: dict[int, Any] = {}
-        self._signum: int | None = None
+        self._earlier: dict[int, Any] = {}  # the handlers that are restored, by the signal's number
+        self._signum: int | None = None  # the first signal that has arrived
         self._interrupts = 0
-        self._children_before: Any = None
-        self._over = False
+        self._earlier_of_sigchld: Any = None
+        self._over = False  # whether the block has ended
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
             return self
         for signum in self._signals:
-            before = signal.getsignal(signum)
-            if before is None or (self._exits and before == signal.SIG_IGN) or self._is_ours(before):
+            earlier = signal.getsignal(signum)
+            is_ignored = self._exits and earlier == signal.SIG_IGN
+            if earlier is None or is_ignored or self._is_of_same_trainer(earlier):
                 continue
-            self._before[signum] = before  # before the handler is installed, which reads it
+            self._earlier[signum] = earlier  # before the next line, because `_handle` reads it
             signal.signal(signum, self._handle)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        decides = self._exits and os.getpid() == self._process
+        ends_run = self._exits and os.getpid() == self._process
         try:
-            if decides and not isinstance(error, KeyboardInterrupt):
+            if ends_run and not isinstance(error, KeyboardInterrupt):
                 self._trainer.stops.wait_for_all_ranks()
                 self._log_where_to_resume(error)
                 if self._afterwards is not None:
                     self._call_afterwards(self._afterwards, error)
                     self._trainer.stops.wait_for_all_ranks()
         finally:
-            self._put_back()
-        if decides:
+            self._restore()
+        if ends_run:
             self._exit(error)
 
     def install_until(self, stack: ExitStack) -> None:
-        """Enter this context until a stack ends, by two entries, of which an interrupt can cut only one."""
-        stack.callback(self._put_back)
+        """Enter this context until `stack` is closed, which restores the handlers even if `__exit__` fails.
+
+        A Ctrl-C may interrupt `__exit__` before it has restored them.
+        """
+        stack.callback(self._restore)
         stack.enter_context(self)
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
+        """Restore the earlier handlers."""
         self._over = True
-        for signum, before in self._before.items():
+        for signum, earlier in self._earlier.items():
             if signal.getsignal(signum) == self._handle:
-                signal.signal(signum, before)
-        if callable(self._children_before) and signal.getsignal(signal.SIGCHLD) == self._child_ended:
-            signal.signal(signal.SIGCHLD, self._children_before)
+                signal.signal(signum, earlier)
+        has_sigchld = callable(self._earlier_of_sigchld)
+        if has_sigchld and signal.getsignal(signal.SIGCHLD) == self._handle_ended_child:
+            signal.signal(signal.SIGCHLD, self._earlier_of_sigchld)
 
-    def _is_ours(self, handler: Any) -> bool:
+    def _is_of_same_trainer(self, handler: Any) -> bool:
         owner = getattr(handler, "__self__", None)
         return isinstance(owner, StopSignals) and owner._trainer is self._trainer
 
-    # A signal comes between any two instructions, so the handlers below must not wait for a lock.
+    # A signal may interrupt the main thread while it holds a lock, so no handler below may wait for a lock.
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        """Handle one of the signals: request a stop, show the hint, and call the program's own handler."""
         if os.getpid() != self._process:
             self._handle_in_child(signum, frame)
             return
         if self._over:
-            self._handle_afterwards(signum, frame)
+            self._handle_after_block(signum, frame)
             return
         if signum == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts > 1:
-                # set here, because a hand-written loop that is left does not see the exception
-                self._trainer.failure = interrupt = KeyboardInterrupt()
-                raise interrupt
-            if self._trainer.failure is not None:  # no loop polls any more
-                raise KeyboardInterrupt
+            self._count_interrupt()
         if self._signum is None and hasattr(signal, "SIGCHLD"):
-            self._children_before = signal.getsignal(signal.SIGCHLD)
-            if callable(self._children_before):
-                signal.signal(signal.SIGCHLD, self._child_ended)
+            self._earlier_of_sigchld = signal.getsignal(signal.SIGCHLD)
+            if callable(self._earlier_of_sigchld):
+                signal.signal(signal.SIGCHLD, self._handle_ended_child)
         self._signum = self._signum or signum
         self._trainer.request_stop(_reason(signum), signum=signum)
         if self._hint and signum == signal.SIGINT:
-            delivering, bus = self._trainer.delivering, self._trainer.bus
-            hint = ENDED.format(round(bus.patience, 3)) if delivering else self._hint
-            with suppress(OSError):
-                os.write(2, f"{hint}\n".encode())  # the signal may interrupt a print
-        if self._nobody_else(signum):
+            self._show_hint(self._hint)
+        if self._ends_program(signum):
             self._trainer.ends_program |= self._exits
-        elif callable(self._before[signum]):
-            StopSignals._nested += 1
+        elif callable(self._earlier[signum]):
+            StopSignals._running_handlers += 1
             try:
-                self._before[signum](signum, frame)
+                self._earlier[signum](signum, frame)
             finally:
-                StopSignals._nested -= 1
+                StopSignals._running_handlers -= 1
 
-    def _handle_afterwards(self, signum: int, frame: FrameType | None) -> None:
-        """Handle a signal that arrives after the block, from another handler that still calls this one.
+    def _count_interrupt(self) -> None:
+        """Count a Ctrl-C; raise KeyboardInterrupt at the second one, or if no loop will end the run."""
+        self._interrupts += 1
+        if self._interrupts > 1:
+            # the trainer of a hand-written loop does not see the exception, so it is stored here
+            self._trainer.failure = interrupt = KeyboardInterrupt()
+            raise interrupt
+        if self._trainer.failure is not None:
+            raise KeyboardInterrupt
 
-        The call is passed on to the former handler. If a later StopSignals has just requested a stop and the
-        former handler would end the program, the call is ignored.
+    def _show_hint(self, hint: str) -> None:
+        """Write the text about the first Ctrl-C to standard error, without a lock of `print`."""
+        if self._trainer.delivering:
+            hint = ENDED.format(round(self._trainer.bus.patience, 3))
+        with suppress(OSError):
+            os.write(2, f"{hint}\n".encode())
+
+    def _handle_after_block(self, signum: int, frame: FrameType | None) -> None:
+        """Call the earlier handler for a signal after the block, if another handler still calls this one.
+
+        Do nothing if the earlier handler would end the program and a StopSignals that was installed later has
+        just requested a stop.
         """
-        if not (self._nested and self._nobody_else(signum)):
-            self._as_before(signum, frame)
+        if not (self._running_handlers and self._ends_program(signum)):
+            self._call_earlier(signum, frame)
 
-    def _child_ended(self, signum: int, frame: FrameType | None) -> None:
-        """Ignore the error about ended loader workers, which received the signal as well.
+    def _handle_ended_child(self, signum: int, frame: FrameType | None) -> None:
+        """Suppress PyTorch's error about ended loader workers, which received the signal as well.
 
-        PyTorch would raise it wherever the main thread is. The rest of the run needs no worker, and the
-        loader itself raises an error if it is asked for another batch.
+        PyTorch would raise it at any line of the main thread. The rest of the run needs no worker; if it
+        requests another batch, the loader raises an error.
         """
         with suppress(RuntimeError):
-            self._children_before(signum, frame)
+            self._earlier_of_sigchld(signum, frame)
 
     def _handle_in_child(self, signum: int, frame: FrameType | None) -> None:
         """Handle a signal in a child process that has inherited this handler by a fork.
 
         A loader's worker ignores all signals except SIGTERM: signals of a terminal or a scheduler reach all
-        processes, and the run needs its workers up to its end. The loader itself ends them by SIGTERM.
+        processes, and the run needs its workers until it ends. The loader itself ends them by SIGTERM.
         """
         if signum != signal.SIGTERM and get_worker_info() is not None:
             return
-        self._as_before(signum, frame)
+        self._call_earlier(signum, frame)
 
-    def _as_before(self, signum: int, frame: FrameType | None) -> None:
-        before = self._before.get(signum, signal.SIG_DFL)
-        if callable(before):
-            before(signum, frame)
+    def _call_earlier(self, signum: int, frame: FrameType | None) -> None:
+        """Handle a signal as the earlier handler does, also if that is the system's default."""
+        earlier = self._earlier.get(signum, signal.SIG_DFL)
+        if callable(earlier):
+            earlier(signum, frame)
         else:
-            signal.signal(signum, before)
+            signal.signal(signum, earlier)
             os.kill(os.getpid(), signum)
 
-    def _nobody_else(self, signum: int) -> bool:
-        before = self._before[signum]
-        return before in (signal.SIG_DFL, signal.default_int_handler) or _cancels_a_task(before)
+    def _ends_program(self, signum: int) -> bool:
+        """Return whether the signal would end the program, because the program has no handler of its own."""
+        earlier = self._earlier[signum]
+        return earlier in (signal.SIG_DFL, signal.default_int_handler) or _cancels_a_task(earlier)
 
     # --- after the events are delivered --------------------------------------------------------------------
 
     def _log_where_to_resume(self, error: BaseException | None) -> None:
-        """Log where to resume after a signal other than Ctrl-C, unless an error that has this text is raised.
+        """Log the checkpoint to resume from, if a signal other than Ctrl-C has ended the run.
 
-        The level is INFO, because a run that a scheduler's signal ended as planned needs no warning.
+        An error has this text as a note, so it is not logged then. The level is INFO, because a run that a
+        scheduler's signal has ended as planned needs no warning.
         """
         trainer = self._trainer
         signum = self._signum or trainer.stop_signal
@@ -207,31 +227,36 @@ class StopSignals:
         logger.info("the run was %s: %s", _reason(signum), trainer.where_to_resume)
 
     def _call_afterwards(self, afterwards: Callable[[], None], error: BaseException | None) -> None:
-        """Call a function if a signal other than Ctrl-C, and no error, ended the run.
+        """Call a function if a signal other than Ctrl-C, and no error, has ended the run.
 
-        A trainer whose run contains this one still has to save, so its own function is the one to call.
+        Within the run of another trainer it is not called, because that trainer has not saved yet; it calls
+        its own function later.
         """
         signum = self._signum or self._trainer.stop_signal
-        before = self._before.get(signum or 0)
-        contained = isinstance(getattr(before, "__self__", None), StopSignals)
+        if signum not in self._earlier or signum == signal.SIGINT:
+            return
+        within_other_run = isinstance(getattr(self._earlier[signum], "__self__", None), StopSignals)
         failed = self._trainer.failure is not None or not isinstance(error, GeneratorExit | None)
-        if signum in self._before and signum != signal.SIGINT and not contained and not failed:
+        if not within_other_run and not failed:
             afterwards()
 
     def _exit(self, error: BaseException | None) -> None:
-        """End the program as the signal would have, even if it came too late or reached another rank only.
+        """End the program as the signal would have ended it, unless an error ended the run.
 
-        An error that already ends the program is not replaced.
+        The signal may also have come after the last iteration, or on another rank.
         """
         signum = self._signum or self._trainer.stop_signal
-        if signum not in self._before or not self._nobody_else(signum) or self._trainer.failure is not None:
+        if signum not in self._earlier or not self._ends_program(signum):
             return
-        if isinstance(error, GeneratorExit):  # a loop that was left: an error raised here would be lost
+        if self._trainer.failure is not None:
+            return
+        if isinstance(error, GeneratorExit):  # a loop was left by `break`: Python drops errors raised here
             os.kill(os.getpid(), signum)
         elif error is None:
             raise self._interrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
 
     def _interrupt(self) -> KeyboardInterrupt:
+        """Return a KeyboardInterrupt with a note of the checkpoint to resume from."""
         interrupt = KeyboardInterrupt()
         if self._trainer.where_to_resume:
             interrupt.add_note(self._trainer.where_to_resume)
@@ -241,8 +266,8 @@ class StopSignals:
 def _cancels_a_task(handler: Any) -> bool:
     """Return whether a handler is that of `asyncio.run`, or of a Jupyter kernel for a cell with `await`.
 
-    Such a handler cancels a task, which would go on after the run up to its next `await`. A KeyboardInterrupt
-    at the end of the run ends the task there.
+    These handlers cancel a task, which then runs on to its next `await`. A KeyboardInterrupt at the end of
+    the run ends the task at once.
     """
     runner = getattr(getattr(handler, "func", None), "__self__", None)
     return isinstance(runner, asyncio.Runner) or getattr(handler, "__module__", None) == "ipykernel.ipkernel"

@@ -1,6 +1,6 @@
-"""Stop a run at the end of an iteration, epoch or evaluation; several ranks agree on which one.
+"""Stop a run at the end of an iteration, an epoch or an evaluation, at the same one on all ranks.
 
-Commands to the run are applied at the same places, but never within an epoch of an evaluation.
+These ends are the boundaries of a run. Commands are applied there too, except within an evaluation.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from eventloop.stops.rank_times import TimesExchange
 logger = logging.getLogger("eventloop")
 
 ROLLBACK = "rollback"
-"""The `reason` of the closing events of an epoch and a training that end because the run goes back."""
+"""The `reason` of the closing events of an epoch and a training that a rollback ends."""
 Takes = Literal["none", "program", "all"]
-"""The commands that a boundary takes: none, those of the training's own program alone, or all of them."""
+"""The commands that are applied at a boundary: none, those of the training's own program, or all."""
 _ENDLESS = 2**62
+"""A number of batches that no pass reaches."""
 UNEQUAL = (
     "rank %d has %d batches in this epoch, and the ranks have from %d to %d: with DistributedDataParallel a "
     "rank with more than %d waits for the gradients of the others forever; give all ranks as many batches, "
@@ -36,7 +37,7 @@ UNEQUAL = (
 
 
 class StoppableTrainer(TrainerParts, Protocol):
-    """The parts of a trainer that stops, signals and the end of a run read and set."""
+    """The attributes of a trainer that this package reads and sets."""
 
     stops: Stopping
     running: bool
@@ -52,20 +53,20 @@ class StoppableTrainer(TrainerParts, Protocol):
 
 
 class Steering(Protocol):
-    """What applies the commands to a run."""
+    """An object that applies commands to a run; `eventloop.steering.commands.Commands` is one."""
 
     def claim(self, command: Command) -> bool:
-        """Claim a command that is about to be applied; return False if its sender has withdrawn it."""
+        """Claim a command before it is applied; return False if its sender has withdrawn it."""
 
     def apply(self, commands: Sequence[Command]) -> str | None:
-        """Apply commands, the same on all ranks; return the reason to stop if one of them stops the run."""
+        """Apply the same commands on all ranks; return a reason if one of the commands stops the run."""
 
 
 class Stopping:
-    """The request to stop of one trainer, which signal handlers and hooks make, and the loops poll.
+    """Stop one trainer at a boundary after a request of a signal handler, a hook or a command.
 
     `trainer.stop_reason` and `trainer.stop_signal` are set at the boundary where the run stops, on all ranks.
-    A rank without a request of its own names the requesting rank in the reason.
+    On a rank without a request of its own the reason names the rank that has made a request.
     """
 
     def __init__(self, trainer: StoppableTrainer) -> None:
@@ -73,32 +74,33 @@ class Stopping:
         self._request: Request | None = None
         self._agreement: Agreement | None = None
         self._times: TimesExchange | None = None
-        self._warned: set[tuple[int, int]] = set()  # lengths of ranks
-        self._owed = False  # whether the ranks met at a place that does not take the commands of one of them
+        self._warned: set[tuple[int, int]] = set()  # the (least, greatest) lengths of passes warned of
+        self._commands_left = False
+        """Whether any rank had commands at the last exchange that were not applied there."""
         self.together = False
         """True during a run in which other ranks take part."""
         self.goes_back = False
-        """True while a training ends because the run goes back to a checkpoint."""
+        """True from the start of a rollback, which ends the training, until the checkpoint is loaded."""
         self.steering: Steering | None = None
-        """What applies the commands; without it no command may be put into `commands`."""
+        """The object that applies commands; while it is None nobody may append to `commands`."""
         self.commands: deque[Command] = deque()
         """Commands for the next boundary; any thread, and a signal handler, may append one."""
 
     def go_back(self) -> None:
-        """End the training here, because the run goes back; requests to stop wait until it has."""
+        """End the training here for a rollback; a stop that is requested meanwhile comes after it."""
         self.goes_back, self._trainer.stop_reason = True, ROLLBACK
 
     def went_back(self) -> None:
-        """Let the training begin again, and end at once if a stop was requested meanwhile."""
+        """Let the training begin again after a rollback; it ends at once if a stop was requested."""
         self.goes_back, self._trainer.stop_reason = False, None
 
     def await_ranks(self) -> None:
-        """Wait until all ranks begin their first run, and log a warning if one is late; a collective."""
+        """Wait until all ranks begin their first run, and log a warning if a rank is late; a collective."""
         if Agreement.needed() and (self._agreement is None or not self._agreement.begin()):
             self._agreement = Agreement()
 
     def begin_run(self) -> None:
-        """Begin a run on ranks that `await_ranks` has waited for."""
+        """Reset the state for a run; `await_ranks` must have been called before."""
         self.together = Agreement.needed()
         trainer = self._trainer
         if self.together and self._agreement is not None:
@@ -110,35 +112,40 @@ class Stopping:
         trainer.bus.stopped_at = None
 
     def end_run(self) -> None:
-        """End a run, and drop a request that came too late: a signal, or any request on several ranks."""
+        """End a run, and drop a request that came after the last boundary.
+
+        On one rank a request of `trainer.stop` stays for the next run; the request of a signal does not.
+        """
         if self.together or (self._request is not None and self._request.signum is not None):
             self._request = None
-        self._owed = False
+        self._commands_left = False
         self.together = self.goes_back = False
 
     def request(self, reason: str, signum: int | None = None) -> None:
-        """Request a stop at the next boundary; of several requests only the first counts.
+        """Request a stop at the next boundary; if there is a request already, it stays.
 
-        On one rank the present iteration is then the last, and the logger logs its metrics. Several ranks may
-        train one more.
+        On one rank the current iteration is then the last, and the logger logs its metrics. Several ranks may
+        train one more iteration.
 
         Args:
             reason: the reason why the run ends, for reports.
             signum: the number of the signal that caused the request; None without a signal.
+
+        Raises:
+            ValueError: the reason is empty.
         """
         if not reason:
             raise ValueError("trainer.stop needs a reason: it is reported as the reason the run ended")
-        if signum is not None:  # The scheduler may kill the process soon.
+        if signum is not None:  # the scheduler may kill the process soon
             self._trainer.bus.overtime = False
         self._request = self._request or Request(reason, signum)
         self._trainer.asked_to_stop = True
-        if (
-            self._trainer.running and not self.together
-        ):  # several ranks log alike, and go on for another iteration
-            self._trainer.metrics.crowded = True
+        # only on one rank: several ranks must log in the same iteration, and may train another one
+        if self._trainer.running and not self.together:
+            self._trainer.metrics.crowded = True  # so the logger logs in this iteration
 
     def poll(self) -> bool:
-        """Return whether the run ends here; on several ranks only after they have agreed."""
+        """Return whether the run ends here; on several ranks this does not look for new requests."""
         if self._request is not None and not self.together and not self.goes_back:
             request, self._request = self._request, None
             if self._trainer.stop_reason is None:
@@ -146,40 +153,44 @@ class Stopping:
         return self._trainer.stop_reason is not None
 
     def boundary(self, *, trained: bool) -> bool:
-        """Agree with the other ranks after an iteration that all have, and return whether the run ends.
+        """Agree with the other ranks at the end of an iteration, and return whether the run ends.
+
+        All ranks must have this iteration.
 
         Args:
-            trained: whether it was an iteration of the training, after which commands are applied.
+            trained: True for a training iteration, after which commands are applied; False in an evaluation.
         """
         return self._agree(edge=False, takes="all" if trained else "none")
 
     def apply_commands(self) -> None:
-        """Apply the waiting commands, in a run without other ranks."""
-        self._act(*self._exchange("all"))
+        """Apply the commands that wait, in a run without other ranks."""
+        self._apply(*self._exchange("all"))
 
     def exchange(self) -> bool:
-        """Apply the commands, and act on the requests, of all ranks now; return whether the run ends.
+        """Apply the commands and requests of all ranks now, and return whether the run ends; a collective.
 
-        A paused run calls it again and again, at the same place on all ranks.
+        A paused run calls it repeatedly.
         """
-        self._act(*self._exchange("all"))
+        self._apply(*self._exchange("all"))
         return self._trainer.stop_reason is not None
 
     def edge(self, takes: Takes = "none") -> bool:
-        """Agree between epochs and evaluations, where ranks may wait, and return whether the run ends.
+        """Agree with the other ranks between epochs and evaluations, and return whether the run ends.
+
+        Ranks wait for each other here.
 
         Args:
-            takes: the commands that are applied here. Those from outside are recorded with the iteration and
-                the epoch alone, so a repetition must know the place by these.
+            takes: the commands that are applied here. Commands from outside the program are recorded with
+                their iteration and epoch only, so "all" is for boundaries that a repetition can find by them.
         """
-        if not self.together and self._has(takes):
-            self._act(*self._exchange(takes))
+        if not self.together and self._may_apply(takes):
+            self._apply(*self._exchange(takes))
         return self._agree(edge=True, takes=takes)
 
     def common(self, length: int | None, *, trains: bool) -> int:
-        """Return the number of batches that all ranks have in a pass that begins; 0 if a rank's is unknown.
+        """Return the number of batches that all ranks have in a pass that begins; 0 if one is unknown.
 
-        If the numbers differ in a pass that trains, a warning is logged, once for the same numbers.
+        If the numbers differ in a training pass, a warning is logged, once for the same numbers.
 
         Args:
             length: the number of batches on this rank; None if it is unknown.
@@ -195,97 +206,111 @@ class Stopping:
         return least
 
     def texts_of_ranks(self, text: str) -> dict[int, str]:
-        """Return the texts that are not empty, by rank; a collective."""
+        """Return the texts of all ranks that are not empty, by the number of the rank; a collective."""
         if not self.together or self._agreement is None:
             return {self._trainer.rank: text} if text else {}
         return {rank: each for rank, each in enumerate(self._agreement.gather(text)) if each}
 
     def wait_for_all_ranks(self) -> None:
-        """Wait for all ranks at the end of a run that a signal ended.
+        """Wait for all ranks at the end of a run that a signal has ended.
 
-        When the first rank has exited, torchrun and srun end all others, at once or within 30 seconds; one
-        may still be saving.
+        Otherwise torchrun or srun might kill a rank that still saves: they end all ranks at most 30 seconds
+        after the first one has exited.
         """
         if self.together and self._agreement is not None and self._trainer.stop_signal is not None:
             self._agreement.wait_for_all_ranks()
 
     def _agree(self, *, edge: bool, takes: Takes) -> bool:
+        """Agree with the other ranks, if there are any, and return whether the run ends.
+
+        Args:
+            edge: True if ranks may wait for each other here.
+            takes: the commands that are applied here.
+        """
         agreement = self._agreement
         if not self.together or agreement is None or self._trainer.stop_reason is not None:
             return self.poll()
-        requested = self._request is not None or (bool(self.commands or self._owed) and self._has(takes))
+        has_commands = bool(self.commands or self._commands_left) and self._may_apply(takes)
+        requested = self._request is not None or has_commands
         if agreement.edge(requested=requested) if edge else agreement.boundary(requested=requested):
-            self._act(*self._exchange(takes))
+            self._apply(*self._exchange(takes))
         if self._times is not None and self._times.found is not None:
-            found, self._times.found = self._times.found, None
-            self._announce_slow_rank(found)
+            slow_rank, self._times.found = self._times.found, None
+            self._announce_slow_rank(slow_rank)
         return self._trainer.stop_reason is not None
 
-    def _has(self, takes: Takes) -> bool:
-        """Return whether this rank has commands that the boundary takes, or knows that a rank has some."""
-        if self._owed and takes == "all":
+    def _may_apply(self, takes: Takes) -> bool:
+        """Return whether some rank may have a command that a boundary with this `takes` applies."""
+        if self._commands_left and takes == "all":
             return True
         if not self.commands or takes == "none":
             return False
-        return takes == "all" or not all(command.id for command in list(self.commands))
+        return takes == "all" or any(_is_of_program(command) for command in list(self.commands))
 
     def _exchange(self, takes: Takes) -> tuple[list[Request | None], list[Command]]:
-        """Return the request of each rank, and the commands of all ranks that the boundary takes."""
+        """Return the request of each rank, and the commands of all ranks to be applied here; a collective."""
         commands = self._claimed(takes)
         if not self.together or self._agreement is None:
             return [self._request], commands
-        gathered = self._agreement.gather((self._request, commands, bool(self.commands)))
-        self._owed = any(left for *_, left in gathered)
-        return [request for request, *_ in gathered], merged([own for _, own, _ in gathered])
+        ranks = self._agreement.gather((self._request, commands, bool(self.commands)))
+        self._commands_left = any(commands_left for _, _, commands_left in ranks)
+        return [request for request, _, _ in ranks], merged([commands for _, commands, _ in ranks])
 
     def _claimed(self, takes: Takes) -> list[Command]:
-        """Remove the commands that the boundary takes, and return those that nobody has withdrawn."""
+        """Remove the commands to be applied here, and return those that were not withdrawn."""
         if takes == "none" or self.steering is None:
             return []
-        waiting = [self.commands.popleft() for _ in range(len(self.commands))]
-        stay = [command for command in waiting if command.id and takes == "program"]
-        self.commands.extendleft(reversed(stay))
-        return [command for command in waiting if command not in stay and self.steering.claim(command)]
+        commands = [self.commands.popleft() for _ in range(len(self.commands))]
+        if takes == "program":
+            self.commands.extendleft(each for each in reversed(commands) if not _is_of_program(each))
+            commands = [command for command in commands if _is_of_program(command)]
+        return [command for command in commands if self.steering.claim(command)]
 
-    def _act(self, requests: list[Request | None], commands: list[Command]) -> None:
-        """Apply commands, then stop if a rank or a command requests it; alike on all ranks."""
+    def _apply(self, requests: list[Request | None], commands: list[Command]) -> None:
+        """Apply commands, then stop if a rank or a command requests it.
+
+        Args:
+            requests: the requests of all ranks.
+            commands: the commands of all ranks, equal on every rank.
+        """
         reason = self.steering.apply(commands) if commands and self.steering is not None else None
         if self.goes_back and reason is not None:
             self._request = self._request or Request(reason)
         if self._trainer.stop_reason is None:
             if any(request is not None for request in requests):
-                self._stop(self._of_all(requests))
+                self._stop(self._combined(requests))
             elif reason is not None:
                 self._stop(Request(reason))
 
-    def _announce_slow_rank(self, found: Straggler) -> None:
-        """Emit `slow_rank` on all ranks; log a warning on rank 0, which has the log, and on the slow rank."""
+    def _announce_slow_rank(self, slow_rank: Straggler) -> None:
+        """Emit `slow_rank` on all ranks, and log a warning on rank 0 and on the slow rank."""
         trainer = self._trainer
-        if trainer.rank in (0, found.rank):
-            logger.warning("%s", found.text)
+        if trainer.rank in (0, slow_rank.rank):
+            logger.warning("%s", slow_rank.text)
         trainer.announce(
             SlowRank,
-            rank=found.rank,
-            phase=found.phase,
-            seconds=found.seconds,
-            longer=found.longer,
-            advice=found.text,
+            rank=slow_rank.rank,
+            phase=slow_rank.phase,
+            seconds=slow_rank.seconds,
+            longer=slow_rank.longer,
+            advice=slow_rank.text,
         )
 
-    def _of_all(self, requests: list[Request | None]) -> Request:
-        requesting = {rank: request for rank, request in enumerate(requests) if request is not None}
-        rank, first = next(iter(requesting.items()))
-        signum = next((request.signum for request in requesting.values() if request.signum is not None), None)
-        own = self._request
-        return Request(
-            own.reason if own is not None else f"rank {rank} asked to stop: {first.reason}", signum
-        )
+    def _combined(self, requests: list[Request | None]) -> Request:
+        """Return the request that stops this rank: its own reason, else another rank's, and any signal."""
+        by_rank = {rank: request for rank, request in enumerate(requests) if request is not None}
+        rank, first = next(iter(by_rank.items()))
+        signum = next((request.signum for request in by_rank.values() if request.signum is not None), None)
+        if self._request is not None:
+            return Request(self._request.reason, signum)
+        return Request(f"rank {rank} asked to stop: {first.reason}", signum)
 
     def _stop(self, request: Request) -> None:
+        """Stop the run at this boundary: set the trainer's `stop_reason`, and emit `stop_requested`."""
         trainer = self._trainer
         trainer.stop_reason, trainer.stop_signal = request
         if request.signum is not None:
-            trainer.bus.overtime = False  # another rank may have received it
+            trainer.bus.overtime = False  # on this rank too, if another rank has received the signal
             trainer.bus.stopped_at = monotonic()
         trainer.asked_to_stop, self._request = True, None
         if request.signum not in (None, signal.SIGINT):
@@ -296,22 +321,22 @@ class Stopping:
 class Pass:
     """A pass over a loader, which a request to stop may end early.
 
-    Several ranks agree after each batch that all of them have, except after the last batch of a rank;
-    creating a pass is then a collective. A rank with more batches trains the rest of them, because the end of
-    the pass, such as gathering metrics, needs all ranks.
+    With several ranks the constructor is a collective. The ranks agree after each batch that all of them
+    have, except after the last one. A rank with more batches completes its pass, because the end of the pass,
+    such as gathering metrics, needs all ranks.
 
     Args:
-        length: the number of batches of the pass on this rank; None if unknown. If it is unknown on a rank,
-            several ranks finish the pass before they stop, unless it is endless.
-        endless: whether the loop begins the loader again and again, so that only a stop ends the pass.
-        trains: whether the pass trains the model, so that ranks may wait for each other's gradients.
+        length: the number of batches of the pass on this rank; None if unknown. If it is unknown on one of
+            several ranks, the ranks finish the pass before they stop, unless it is endless.
+        endless: True if the loop starts the loader repeatedly, so that only a stop ends the pass.
+        trains: True if the pass trains the model, so that ranks may wait for each other's gradients.
     """
 
     def __init__(
         self, stopping: Stopping, length: int | None, *, endless: bool = False, trains: bool = False
     ) -> None:
         self._stopping, self._length = stopping, length
-        self._common = _ENDLESS
+        self._common = _ENDLESS  # the number of batches that all ranks have
         if stopping.together and not endless:
             self._common = stopping.common(length, trains=trains)
 
@@ -319,7 +344,8 @@ class Pass:
         """Return whether a stop ends the pass after `done` batches; False after its last batch.
 
         Args:
-            trained: whether the last batch was trained on, so that commands may be applied.
+            done: the number of batches done.
+            trained: True in a training, where commands are applied after a batch.
         """
         stopping = self._stopping
         if not stopping.together:
@@ -329,12 +355,12 @@ class Pass:
         return done < self._common and stopping.boundary(trained=trained)
 
     def end(self, done: int) -> bool:
-        """End a pass after `done` batches, and take part in the agreements that other ranks still wait for.
+        """End a pass after `done` batches; make the collectives that other ranks still wait for.
 
-        They wait if this rank's loader gave fewer batches than its length.
+        Other ranks wait if this rank's loader has given fewer batches than its length.
 
         Returns:
-            False if the ranks agreed to stop meanwhile, so that the pass of the others was cut short.
+            False if the ranks have agreed to stop in one of these collectives, within the other ranks' pass.
         """
         while self._stopping.together and done + 1 < self._common < _ENDLESS:
             done += 1
@@ -344,19 +370,25 @@ class Pass:
 
 
 def merged(of_ranks: Sequence[Sequence[Command]]) -> list[Command]:
-    """Return the commands of all ranks in order; a command of each rank's program is there once.
+    """Return the commands of all ranks in order, without repeating equal commands of different ranks.
 
-    Those of a program have no id, because each rank gives its own; a rank may give the same one twice.
+    If the programs of all ranks request a command, it is applied once. If the program of one rank requests it
+    twice, it is applied twice.
     """
     commands: list[Command] = []
-    for own in of_ranks:
-        missing = Counter(map(_identity, own)) - Counter(map(_identity, commands))
-        for command in own:
-            if missing[_identity(command)] > 0:
-                missing[_identity(command)] -= 1
+    for of_rank in of_ranks:
+        missing = Counter(map(_as_bytes, of_rank)) - Counter(map(_as_bytes, commands))
+        for command in of_rank:
+            if missing[_as_bytes(command)] > 0:
+                missing[_as_bytes(command)] -= 1
                 commands.append(command)
     return commands
 
 
-def _identity(command: Command) -> bytes:
+def _is_of_program(command: Command) -> bool:
+    """Return whether the training's own program has requested a command; others have an id."""
+    return not command.id
+
+
+def _as_bytes(command: Command) -> bytes:
     return msgspec.json.encode(command)

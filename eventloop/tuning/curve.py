@@ -1,4 +1,4 @@
-"""The result of a learning rate range test, which `Trainer.find_lr` returns."""
+"""Define the result of a learning rate range test, which `Trainer.find_lr` returns."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from eventloop.util.checks import check_path
 
 FEWEST = 3
-"""Points of a falling curve that a suggestion needs."""
+"""The least number of iterations over which the loss must fall before a rate is suggested."""
 
 
 @dataclass(frozen=True)
 class LRCurve:
-    """Losses over rising learning rates.
+    """The losses of a learning rate range test, in which the rate rises from iteration to iteration.
 
     found = trainer.find_lr()
     print(found.suggestion)
@@ -27,16 +27,16 @@ class LRCurve:
     losses: list[float]
     """The smoothed loss of each iteration."""
     diverged: bool
-    """True if the test ended early, because the loss rose far above the lowest one, or was not finite."""
+    """True if the test ended early, because the loss rose far above its lowest value or was not finite."""
 
     @property
     def suggestion(self) -> float:
-        """The learning rate where the loss falls fastest, before its lowest point.
+        """The learning rate at which the loss falls fastest, before its lowest point.
 
-        It is the rule of ignite's `FastaiLRFinder` and of Lightning's `lr_find`.
+        ignite's `FastaiLRFinder` and Lightning's `lr_find` choose it in the same way.
 
         Raises:
-            RuntimeError: the curve does not fall over at least three points.
+            RuntimeError: the loss falls for fewer than three iterations.
         """
         lowest = int(torch.tensor(self.losses).argmin()) if self.losses else 0
         if lowest + 1 < FEWEST:
@@ -45,7 +45,8 @@ class LRCurve:
                 f"is lowest in iteration {lowest + 1} of {len(self.losses)}. Lower start_lr, raise end_lr or "
                 "iterations, and look at plot(path)"
             )
-        falling = torch.tensor(self.losses[: lowest + 1])  # float32 as in ignite, which decides ties
+        # in float32, as in ignite, so that the same slopes count as equal
+        falling = torch.tensor(self.losses[: lowest + 1])
         slopes = 0.5 * (falling[2:] - falling[:-2])
         return self.lrs[int(slopes.argmin()) + 1]
 

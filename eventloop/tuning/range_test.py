@@ -28,13 +28,13 @@ from eventloop.optim.param_groups import write_value
 from eventloop.state.exchange import gather
 from eventloop.state.undo import Undo
 from eventloop.tuning.curve import LRCurve
-from eventloop.tuning.kept import trial
+from eventloop.tuning.trial import begin_trial
 from eventloop.util.checks import number, positive
 
 logger = logging.getLogger("eventloop")
 
 ENDED = "range test"
-"""The reason with which the optimizer hook's epoch ends: it must not step with what is left of a window."""
+"""The `reason` of the event `after_train_epoch`: not "completed", so OptimizerHook makes no further step."""
 
 
 class Range(NamedTuple):
@@ -47,7 +47,7 @@ class Range(NamedTuple):
     divergence: float
 
     def rate(self, iteration: int) -> float:
-        """Return the learning rate of an iteration, counted from 0; the last one has the end."""
+        """Return the learning rate of an iteration, counted from 0; it is `end` in the last one."""
         return float(self.start * (self.end / self.start) ** ((iteration + 1) / self.iterations))
 
 
@@ -59,7 +59,7 @@ def find_lr(
     smoothing: float,
     divergence: float,
 ) -> LRCurve:
-    """Run the test that `Trainer.find_lr` describes."""
+    """Run the range test of `Trainer.find_lr`, which documents the arguments and errors."""
     tested = _checked(start_lr, end_lr, iterations, smoothing, divergence)
     check_step(trainer.custom_step, trainer.loss_fn, trainer.optimizer, steps_itself=trainer.steps_itself)
     if not isinstance(trainer.optimizer, torch.optim.Optimizer):
@@ -70,11 +70,11 @@ def find_lr(
     _refuse_lazy(trainer.model)
     loader = _checked_loader(trainer.train_loader)
     undo = Undo()
-    # each rate would be compiled into the optimizer's step, and PyTorch gives up after eight of them
+    # a compiled optimizer step would be compiled again for each rate, until PyTorch's limit of eight
     eager = torch.compiler.set_stance("force_eager") if trainer.compiled else nullcontext()
     with undo, undo, eager:
-        alone = trial(undo, trainer, loader)
-        curve = _run(trainer, tested, _endless(alone, trainer.limits.cut("train", loader)))
+        separate = begin_trial(undo, trainer, loader)
+        curve = _run(trainer, tested, _endless(separate, trainer.limits.cut("train", loader)))
     if not curve.diverged:
         logger.info(
             "the loss has not diverged up to the learning rate %g: a larger end_lr shows more", end_lr
@@ -83,6 +83,7 @@ def find_lr(
 
 
 def _checked(start: float, end: float, iterations: int, smoothing: float, divergence: float) -> Range:
+    """Return the arguments of the test; raise TypeError or ValueError for a wrong one."""
     start, end = number("start_lr", start, above=0), number("end_lr", end, above=0)
     if end <= start:
         raise ValueError(f"end_lr must be above start_lr={start}, got {end}")
@@ -92,7 +93,7 @@ def _checked(start: float, end: float, iterations: int, smoothing: float, diverg
 
 
 def _refuse_lazy(model: torch.nn.Module) -> None:
-    """Refuse a model with parameters that the first batch makes: they cannot be restored."""
+    """Refuse a model with parameters that its first forward pass creates: they cannot be restored."""
     if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
         raise ValueError(
             f"find_lr needs a model whose parameters have values, and {lazy[0]!r} is lazy: call the model "
@@ -101,31 +102,32 @@ def _refuse_lazy(model: torch.nn.Module) -> None:
 
 
 def _checked_loader(loader: Iterable[Any] | None) -> Iterable[Any]:
-    """Return the train loader if a pass over it can be repeated by the training."""
+    """Return the train loader; refuse one whose batches the training could not read again."""
     if loader is None:
         raise ValueError("find_lr trains on batches of the train loader: give the Trainer a train_loader")
-    moved = loader if hasattr(loader, "__next__") else position_of(loader)
-    if moved is not None:
+    with_position = loader if hasattr(loader, "__next__") else position_of(loader)
+    if with_position is not None:
         raise TypeError(
             f"find_lr reads batches that the training must read again, and the position of the "
-            f"{type(moved).__name__} in the train loader would stay moved: give a trainer for the test a "
-            "DataLoader over a map-style data set, or a list of batches"
+            f"{type(with_position).__name__} in the train loader would stay moved: give a trainer for the "
+            "test a DataLoader over a map-style data set, or a list of batches"
         )
     return loader
 
 
 def _endless(loader: Iterable[Any], limit: int | None) -> Iterator[Any]:
-    """Yield the batches of one pass after another."""
+    """Yield the batches of one pass over a loader after another, at most `limit` in a pass."""
     while True:
-        empty = True
+        is_empty = True
         for batch in first(iter(loader), limit):
-            empty = False
+            is_empty = False
             yield batch
-        if empty:
+        if is_empty:
             raise ValueError("the train loader is empty: a pass over it gave no batch")
 
 
 def _run(trainer: TrainerParts, tested: Range, batches: Iterator[Any]) -> LRCurve:
+    """Train with rising rates until the last one, or until the loss diverges, and return the curve."""
     modes = TrainingModes()
     modes.record_modes(trainer.model)
     modes.set(trainer.model)
@@ -134,7 +136,7 @@ def _run(trainer: TrainerParts, tested: Range, batches: Iterator[Any]) -> LRCurv
     curve = LRCurve([], [], False)
     try:
         for iteration in range(tested.iterations):
-            # as in ignite, whose schedule sets the rate of an iteration for the step of the next one
+            # the curve has the rate of the next iteration, as in ignite, whose results are the same
             _set_rate(trainer, tested.rate(max(0, iteration - 1)))
             loss = _step(trainer, batches, iteration)
             if curve.losses:
@@ -143,7 +145,8 @@ def _run(trainer: TrainerParts, tested: Range, batches: Iterator[Any]) -> LRCurv
                 return LRCurve(curve.lrs, curve.losses, True)
             curve.lrs.append(tested.rate(iteration))
             curve.losses.append(loss)
-            if loss > tested.divergence * (lowest := min(curve.losses)) and lowest > 0:
+            lowest = min(curve.losses)
+            if lowest > 0 and loss > tested.divergence * lowest:
                 return LRCurve(curve.lrs, curve.losses, True)
         return curve
     finally:
@@ -156,7 +159,7 @@ def _set_rate(trainer: TrainerParts, rate: float) -> None:
 
 
 def _step(trainer: TrainerParts, batches: Iterator[Any], iteration: int) -> float:
-    """Train for an iteration, and return the mean of its loss over ranks; this waits for the device."""
+    """Train for an iteration, wait for the device, and return the mean of the loss over ranks."""
     if trainer.compiled:
         begin_compiled_step()
     trainer.batch, trainer.outputs = to_device(next(batches), trainer.device), None

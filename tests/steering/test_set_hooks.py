@@ -101,7 +101,7 @@ def test_the_improvement_that_counts_is_set(build: Build) -> None:
 
     set_values(trainer, {"early_stopping.min_delta": 0.5})
 
-    assert hook._to_beat == 1.5
+    assert hook._signed_to_beat == 1.5
 
 
 def test_the_interval_of_checkpoints_is_set(build: Build) -> None:

@@ -69,7 +69,7 @@ def meeting() -> None:
 def interrupt_again() -> None:
     """To rank 0, once it waits for rank 1."""
     main, until = threading.main_thread().ident or 0, monotonic() + 20
-    while sys._current_frames()[main].f_code.co_name != "wait_awake" and monotonic() < until:
+    while sys._current_frames()[main].f_code.co_name != "wait_for_end_of_run" and monotonic() < until:
         sleep(0.001)
     os.kill(os.getpid(), signal.SIGINT)
 

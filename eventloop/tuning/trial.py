@@ -1,4 +1,4 @@
-"""Restore everything that a trial training changes, to the bit: `range_test` trains after `trial`."""
+"""Prepare a trainer for a trial training, and restore it afterwards, to the bit; `range_test` uses this."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from eventloop.state.rollback import restorer
 from eventloop.state.undo import Undo
 
 
-def trial(undo: Undo, trainer: TrainerParts, loader: Iterable[Any]) -> Iterable[Any]:
-    """Prepare a trainer for a trial training, which `undo` undoes; return the loader to read.
+def begin_trial(undo: Undo, trainer: TrainerParts, loader: Iterable[Any]) -> Iterable[Any]:
+    """Prepare a trainer for a trial training, and let `undo` restore everything that it changes.
 
-    The trainer has another bus meanwhile, with the hooks that make the optimizer's step and no other
-    handlers: nothing is logged, saved, written, averaged or scheduled.
+    During the trial the trainer has another bus, with the hooks that make the optimizer's step and no other
+    handlers, so nothing is logged, saved, written, averaged or scheduled.
+
+    Returns:
+        An iterable for a separate pass over the loader.
     """
-    steppers = [hook for hook in trainer.hooks if "optimizer" in getattr(hook, "runs_phases", ())]
-    # restored in the reverse order: the hooks' states have gradients of the parameters
-    for restore in [*map(restorer, steppers), *trainer.remembered.restorers()]:
+    optimizer_hooks = [hook for hook in trainer.hooks if "optimizer" in getattr(hook, "runs_phases", ())]
+    # `undo` runs its steps in reverse, so hooks are restored after the parameters, whose gradients they have
+    for restore in [*map(restorer, optimizer_hooks), *trainer.remembered.restorers()]:
         undo.step(restore)
     for optimizer in named_optimizers(trainer.optimizer).values():
         undo.step(_save_optimizer(optimizer))
@@ -41,13 +44,13 @@ def trial(undo: Undo, trainer: TrainerParts, loader: Iterable[Any]) -> Iterable[
     save_fields(undo, trainer)
     undo.attributes(trainer, "bus", "clock", "within")
     undo.attributes(trainer.counting, "batches", "before")
-    alone = apart(undo, loader)
+    separate = apart(undo, loader)
     bus = Bus()
     undo.step(bus.close)
     trainer.bus, trainer.clock = bus, StepClock()
-    for hook in steppers:
+    for hook in optimizer_hooks:
         hook.attach(trainer.bus)
-    return alone
+    return separate
 
 
 def _save_parameters(trainer: TrainerParts) -> Callable[[], None]:
@@ -56,14 +59,14 @@ def _save_parameters(trainer: TrainerParts) -> Callable[[], None]:
     for optimizer in named_optimizers(trainer.optimizer).values():
         for group in optimizer.param_groups:
             parameters |= {id(each): each for each in group["params"]}
-    kept = [
-        (each, each.detach().clone(), each.grad, None if each.grad is None else each.grad.clone())
-        for each in parameters.values()
-    ]
+    saved = []
+    for parameter in parameters.values():
+        grad = parameter.grad
+        saved.append((parameter, parameter.detach().clone(), grad, None if grad is None else grad.clone()))
 
     def restore() -> None:
         with torch.no_grad():
-            for parameter, value, grad, grad_value in kept:
+            for parameter, value, grad, grad_value in saved:
                 parameter.copy_(value)
                 if grad is not None and grad_value is not None:
                     grad.copy_(grad_value)
@@ -73,15 +76,15 @@ def _save_parameters(trainer: TrainerParts) -> Callable[[], None]:
 
 
 def _save_extra_states(model: torch.nn.Module) -> Callable[[], None]:
-    """Return a function that restores the extra states of modules, as their state_dict has them."""
-    kept = [
+    """Return a function that restores the states that modules return from `get_extra_state`."""
+    saved = [
         (module, copy.deepcopy(module.get_extra_state()))
         for module in model.modules()
         if type(module).get_extra_state is not torch.nn.Module.get_extra_state
     ]
 
     def restore() -> None:
-        for module, state in kept:
+        for module, state in saved:
             module.set_extra_state(state)
 
     return restore
@@ -90,39 +93,41 @@ def _save_extra_states(model: torch.nn.Module) -> Callable[[], None]:
 def _save_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     """Return a function that restores an optimizer: attributes, state and param groups.
 
-    `load_state_dict` would convert states to the type of their parameters. Tensors are filled in place,
-    because compiled steps hold them.
+    Tensors are restored in place, because compiled steps refer to them. `load_state_dict` would replace them,
+    and convert states to the type of their parameters.
     """
     attributes = dict(vars(optimizer))
-    state = {parameter: _Kept(values) for parameter, values in optimizer.state.items()}
-    groups = [
-        (group, group["params"], _Kept({key: value for key, value in group.items() if key != "params"}))
-        for group in optimizer.param_groups
-    ]
+    state = {parameter: _SavedValues(values) for parameter, values in optimizer.state.items()}
+    groups = []
+    for group in optimizer.param_groups:
+        options = {key: value for key, value in group.items() if key != "params"}
+        groups.append((group, group["params"], _SavedValues(options)))
 
     def restore() -> None:
         vars(optimizer).clear()
         vars(optimizer).update(attributes)
         optimizer.state.clear()
-        optimizer.state.update({parameter: kept.values() for parameter, kept in state.items()})
-        for group, parameters, kept in groups:
+        optimizer.state.update({parameter: saved.restored() for parameter, saved in state.items()})
+        for group, parameters, options in groups:
             group.clear()
-            group.update({"params": parameters, **kept.values()})
+            group.update({"params": parameters, **options.restored()})
 
     return restore
 
 
-class _Kept:
-    """The values of a mapping: tensors with a copy of their content, other values copied."""
+class _SavedValues:
+    """A copy of a dict, whose tensors can be restored in place."""
 
     def __init__(self, values: dict[str, Any]) -> None:
-        self._tensors = {k: (v, v.detach().clone()) for k, v in values.items() if isinstance(v, torch.Tensor)}
-        self._others = {k: copy.deepcopy(v) for k, v in values.items() if k not in self._tensors}
-        self._order = [*values]
+        self._copies = {}
+        for name, value in values.items():
+            is_tensor = isinstance(value, torch.Tensor)
+            self._copies[name] = value.detach().clone() if is_tensor else copy.deepcopy(value)
+        self._tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
-    def values(self) -> dict[str, Any]:
-        """Return the mapping as it was, with the same tensors."""
+    def restored(self) -> dict[str, Any]:
+        """Return the dict as it was, with the same tensors, whose values are restored."""
         with torch.no_grad():
-            for tensor, value in self._tensors.values():
-                tensor.copy_(value)
-        return {k: self._tensors[k][0] if k in self._tensors else self._others[k] for k in self._order}
+            for name, tensor in self._tensors.items():
+                tensor.copy_(self._copies[name])
+        return {**self._copies, **self._tensors}
