@@ -95,7 +95,7 @@ class MLflowWriter(TrackerWriter):
         params: parameters of the run.
         tags: tags of the run.
         checkpoints: whether each saved checkpoint is sent as an artifact.
-        name: the writer's name in reports; needed if there are two of this class.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
         offload: "process", "thread", or "auto", the default: a process if possible.
 
     Raises:

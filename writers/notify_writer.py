@@ -89,7 +89,7 @@ class NotifyWriter(TimedWriter):
         limit: the most messages within `period`.
         period: seconds.
         timeout: seconds that all addresses together may take for a message.
-        name: the writer's name in reports; needed if there are two of this class.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
 
     Raises:
         ImportError: apprise is not installed.

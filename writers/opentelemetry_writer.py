@@ -101,7 +101,7 @@ class OpenTelemetryWriter(TrackerWriter):
         headers: sent with each request, such as a key; by default OTEL_EXPORTER_OTLP_HEADERS.
         service: `service.name`, by default OTEL_SERVICE_NAME, else the name of the work dir.
         timeout: seconds that a request may take.
-        name: the writer's name in reports; needed if there are two of this class.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
         offload: "process", "thread", or "auto", the default: a process if possible.
 
     Raises:

@@ -62,7 +62,7 @@ class TensorBoardWriter(TimedWriter):
 
     Args:
         log_dir: the folder of the files; `<work_dir>/tensorboard` by default.
-        name: the writer's name in reports; needed if there are two of this class.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
         hparams: the run's settings, compared with those of other runs in the HParams tab.
         metrics: tags of the curves whose last values the HParams tab compares, such as "val/accuracy".
         graph: the model's graph, from `trace_graph(model, inputs)`.

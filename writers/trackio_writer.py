@@ -38,7 +38,7 @@ class TrackioWriter(TrackerWriter):
             the name all but letters, digits, - and _: "my.model" is the project "mymodel".
         run_name: the name of the run in trackio, by default `name`, else that of the work dir.
         config: settings of the run.
-        name: the writer's name in reports; needed if there are two of this class.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
         offload: "process", "thread", or "auto", the default: a process if possible.
 
     Raises:

@@ -71,7 +71,7 @@ class VisdomWriter(Writer):
         timeout: seconds that one request may take.
         retry_seconds: seconds between two attempts to reach a server that disappeared.
         backlog: how many points may wait for the server.
-        name: the writer's name in reports; needed if there are two of this class.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
         offload: "process", "thread", or "auto", the default.
 
     Raises:

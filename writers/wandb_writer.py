@@ -78,7 +78,7 @@ class WandbWriter(TrackerWriter):
         best: metrics of which the run's summary holds the best value and its step, each with "min" or "max",
             as `best/val/accuracy` and `best/val/accuracy_step`.
         checkpoints: whether each saved checkpoint is sent as a version of an artifact.
-        name: the writer's name in reports; needed if there are two of this class.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
         offload: "process", "thread", or "auto", the default: a process if possible.
 
     Raises:
