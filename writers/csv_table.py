@@ -152,8 +152,9 @@ class Table:
         itself only since Python 3.13.
         """
         has_return = any("\r" in text for text in (*self.columns, *modes))
-        quoting = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL
-        return csv.writer(file, lineterminator="\n", quoting=quoting)
+        return csv.writer(
+            file, lineterminator="\n", quoting=csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL
+        )
 
     def _record_step(self, mode: str, step: int) -> None:
         """Record that the file has a row of a mode and step, after the rows of all recorded ones."""

@@ -22,7 +22,7 @@ from eventloop.util.checks import check_bools
 from eventloop.util.file_names import safe_name
 from eventloop.util.surrogates import escaped
 from eventloop.util.text import error_text
-from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter
+from eventloop.writers.tracker import RUN_EVENTS, TrackerWriter
 from eventloop.writers.tracker_arguments import (
     basic_login,
     check_mapping,
@@ -32,6 +32,7 @@ from eventloop.writers.tracker_arguments import (
     secrets_of,
     setting,
 )
+from eventloop.writers.tracker_state import Known
 from eventloop.writers.tracker_values import run_name_of, values_of
 
 _EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"

@@ -40,12 +40,13 @@ from eventloop.writers.otlp_arguments import (
     headers_of_environment,
 )
 from eventloop.writers.otlp_spans import HEALTH, SAME, SECOND, Spans, Stages, log_line
-from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter
+from eventloop.writers.tracker import RUN_EVENTS, TrackerWriter
 from eventloop.writers.tracker_arguments import (
     check_texts,
     secrets_of_headers,
     setting,
 )
+from eventloop.writers.tracker_state import Known
 from eventloop.writers.tracker_values import run_name_of, values_of
 
 NAMED = 5
@@ -179,11 +180,11 @@ class OpenTelemetryWriter(TrackerWriter):
             self._send_killed(run, left)
         return Stages()
 
-    def _catch_up(self, start: int) -> None:
+    def _send_logged(self, start: int) -> None:
         """Write the logged numbers up to the checkpoint, and all other events after the last one sent."""
         stages = self._spans.stages
         since = (stages.last_time + (-SAME if stages.open else SAME)) / SECOND
-        super()._catch_up(start)
+        super()._send_logged(start)
         if not self._resumes:
             return
         if (log := self._work_dir / FILE_NAME).is_file():
@@ -192,7 +193,9 @@ class OpenTelemetryWriter(TrackerWriter):
             for records in reader.blocks():
                 is_own = reader.run is not None and reader.run.trainer_id == self._known.trainer_id
                 if not is_own:  # the events of this run itself are delivered to the writer later
-                    self._pass_on([Timed(each.time, each.event) for each in records if each.time > since])
+                    self._enqueue_and_send(
+                        [Timed(each.time, each.event) for each in records if each.time > since]
+                    )
         self._spans.end_killed()
 
     def had_before(self, known: Known) -> dict[str, int]:

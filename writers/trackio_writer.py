@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 from eventloop.events import HistogramLogged, RunInfo, ScalarsLogged, TextLogged
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
-from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter
+from eventloop.writers.tracker import RUN_EVENTS, TrackerWriter
 from eventloop.writers.tracker_arguments import check_config, check_texts, setting
+from eventloop.writers.tracker_state import Known
 from eventloop.writers.tracker_values import key_of, record_last, run_name_of, values_of
 
 FILE_NAME_BYTES = 255

@@ -27,7 +27,7 @@ from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.util.checks import check_bools, check_choice
 from eventloop.util.surrogates import without_surrogates
-from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter
+from eventloop.writers.tracker import RUN_EVENTS, TrackerWriter
 from eventloop.writers.tracker_arguments import (
     basic_login,
     check_config,
@@ -37,6 +37,7 @@ from eventloop.writers.tracker_arguments import (
     secrets_of,
     setting,
 )
+from eventloop.writers.tracker_state import Known
 from eventloop.writers.tracker_values import checkpoints_of, key_of, record_last, run_name_of, values_of
 from eventloop.writers.wandb_files import has_files, is_whole, read_history
 
@@ -163,10 +164,10 @@ class WandbWriter(TrackerWriter):
             self._resume_at = None
         return Known(run_id, known.last if last is None else {**checkpoints_of(known.last), **last})
 
-    def _save(self) -> None:
+    def _save_state(self) -> None:
         """Save the state, unless the run is disabled: W&B has none of its steps, a resumed run sends them."""
         if not self._run.disabled:
-            super()._save()
+            super()._save_state()
         elif not self._continues:
             self._state_path.unlink(missing_ok=True)  # of an earlier run, which this one does not continue
 
