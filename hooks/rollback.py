@@ -172,7 +172,7 @@ class RollbackHook(Hook):
         """Judge the values that were read, and have the training thread go back after a spike."""
         watch = self._watch
         for row in rows:
-            if self._monitor in row.shape.names and row.phase.mode == "train":
+            if self._monitor in row.name_set.names and row.phase.mode == "train":
                 watch.add(row.iteration, row.scalars()[self._monitor])
         waiting = self._requested or trainer.stops.goes_back or trainer.commands.repeating
         if watch.is_spike and trainer.running and not waiting:

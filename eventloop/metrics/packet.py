@@ -20,16 +20,16 @@ from eventloop.metrics.device import HostCopy, PinnedPool
 from eventloop.metrics.history import HistoryBuffer
 from eventloop.metrics.rows import (
     Loss,
-    Place,
+    NameSet,
     Row,
+    RunLimits,
     Scalar,
-    Shape,
-    Unread,
-    blocks_of,
+    UnreadableValue,
     events_of,
     losses_in,
     number_of,
     put_by_two,
+    tables_of,
 )
 
 logger = logging.getLogger("eventloop")
@@ -48,7 +48,7 @@ class Packet:
         rows: the rows put in the interval.
         appended: the number of rows that are already in the histories.
         readings: reads the values.
-        place: the limits of the run, for the events.
+        limits: the limits of the run, which are fields of the events.
         copy: the copy of the rows' tensors to the host; None if no tensor is on CUDA.
         since: rows of iterations before this one become no event.
     """
@@ -61,14 +61,14 @@ class Packet:
         appended: int,
         since: int,
         readings: Readings,
-        place: Place,
+        limits: RunLimits,
         copy: HostCopy | None,
     ) -> None:
         self.rows = rows
         self.appended, self._since = appended, since
         self.copy = copy
         self._readings = readings
-        self._place = place
+        self._limits = limits
 
     def __repr__(self) -> str:
         if not self.rows:
@@ -92,7 +92,7 @@ class Packet:
         """Return the `scalars_logged` events for rows whose values were already read."""
         logged = [row for row in rows if row.iteration >= self._since]
         self._readings.warn_of_two_sources(logged)
-        return events_of(logged, self._place)
+        return events_of(logged, self._limits)
 
 
 class Readings:
@@ -113,12 +113,12 @@ class Readings:
         self.followers: list[Callable[[list[Row]], None]] = []
         """Functions to call with the rows that are read, in their order, on the thread that reads them."""
 
-    def pack(self, rows: list[Row], appended: int, place: Place, since: int = 0) -> Packet:
+    def pack(self, rows: list[Row], appended: int, limits: RunLimits, since: int = 0) -> Packet:
         """Start the copy of rows to the host, and return the rows as the next packet to read."""
         tensors = tensors_in(rows)
         on_device = any(tensor.is_cuda for tensor in tensors)
         copy = HostCopy(tensors, self._pool) if on_device else None
-        packet = Packet(rows, appended, since, self, place, copy)
+        packet = Packet(rows, appended, since, self, limits, copy)
         self._unread.append(packet)
         return packet
 
@@ -127,7 +127,7 @@ class Readings:
 
         If all are read or a history is in use, the values are added to the histories at once, else in groups.
         """
-        unread: list[Unread] = []
+        unread: list[UnreadableValue] = []
         with self._lock:
             if packet is not None and packet not in self._unread:
                 return  # read already, by a caller that waited; later packets may not be ready
@@ -170,7 +170,7 @@ class Readings:
         on_device = any(tensor.device.type != "cpu" for tensor in tensors_in([*uncopied, *rows]))
         return on_device or not all(packet.ready() for packet in unread)
 
-    def count_unreadable(self, unread: list[Unread]) -> None:
+    def count_unreadable(self, unread: list[UnreadableValue]) -> None:
         """Count values that could not be read, and log the 1st, 2nd, 4th, 8th, ... of each name."""
         for name, iteration, error in unread:
             with self._lock:
@@ -199,14 +199,14 @@ class Readings:
                 )
 
     def _append(self, rows: list[Row]) -> None:
-        for block in blocks_of(rows):
-            iterations = [row.iteration for row in block.rows]
-            for name, values in zip(block.shape.names, block.columns, strict=True):
+        for table in tables_of(rows):
+            iterations = [row.iteration for row in table.rows]
+            for name, values in zip(table.name_set.names, table.columns, strict=True):
                 history = self.histories.get(name)
                 if history is None:
                     history = self.histories[name] = HistoryBuffer()
                 history.extend(values, iterations)
-                self.latest[name] = values[-1], block.rows[-1]
+                self.latest[name] = values[-1], table.rows[-1]
 
 
 class Losses:
@@ -262,7 +262,7 @@ def tensors_in(rows: Iterable[Row]) -> list[torch.Tensor]:
     return found
 
 
-def read_rows(rows: list[Row], copy: HostCopy | None) -> list[Unread]:
+def read_rows(rows: list[Row], copy: HostCopy | None) -> list[UnreadableValue]:
     """Replace tensors by their numbers; remove values that cannot be read from the rows, and return them.
 
     The numbers come from `copy`; without one each tensor is read by itself, which on the CPU takes a sixth of
@@ -292,23 +292,23 @@ def _replace_tensors(rows: Iterable[Row], by: Callable[[torch.Tensor], Scalar]) 
             row.values = by(values)
 
 
-def _read_one_by_one(rows: list[Row]) -> list[Unread]:
-    """Read each value by itself; remove those that cannot be read from `rows` in place, and return them."""
-    unread: list[Unread] = []
+def _read_one_by_one(rows: list[Row]) -> list[UnreadableValue]:
+    """Read each value by itself; remove those that cannot be read from `rows` in limits, and return them."""
+    unread: list[UnreadableValue] = []
     kept: list[Row] = []
     for row in rows:
         values = row.values if isinstance(row.values, list) else [row.values]
         names: list[str] = []
         numbers: list[Scalar] = []
-        for name, value in zip(row.shape.names, values, strict=True):
+        for name, value in zip(row.name_set.names, values, strict=True):
             try:
                 numbers.append(value if type(value) is float else float(value.item()))  # type: ignore[union-attr]
             except Exception as error:
-                unread.append(Unread(name, row.iteration, error))
+                unread.append(UnreadableValue(name, row.iteration, error))
             else:
                 names.append(name)
         if len(names) < len(values):
-            row.shape = Shape(tuple(names), row.shape.smooth)
+            row.name_set = NameSet(tuple(names), row.name_set.smooth)
         if numbers:
             row.values = numbers if len(numbers) > 1 else numbers[0]
             kept.append(row)

@@ -119,9 +119,9 @@ class Reduced:
             if not _trains(row):
                 rows.append(row)
                 continue
-            end = begin + len(row.shape.names)
+            end = begin + len(row.name_set.names)
             own = values[begin:end] if isinstance(row.values, list) else values[begin]
-            rows.append(Row(row.shape, own, row.iteration, row.phase))  # type: ignore[arg-type]
+            rows.append(Row(row.name_set, own, row.iteration, row.phase))  # type: ignore[arg-type]
             begin = end
         self._rows = rows
         return begin
@@ -294,7 +294,7 @@ class Reducer:
 
     def _digest(self, rows: list[Row]) -> int:
         """Return a hash of names, iterations and maxima of rows, by which ranks detect different rows."""
-        places = [(row.shape.names, row.iteration, row.phase.trains) for row in rows]
+        places = [(row.name_set.names, row.iteration, row.phase.trains) for row in rows]
         text = repr((sorted(self._maxima), places)).encode()
         return int.from_bytes(blake2b(text, digest_size=7).digest())
 
@@ -303,7 +303,7 @@ class Reducer:
         values: list[float] = []
         for row in rows:
             values += row.values if isinstance(row.values, list) else (row.values,)  # type: ignore[arg-type]
-        names = (name for row in rows for name in row.shape.names)
+        names = (name for row in rows for name in row.name_set.names)
         return values, [name in self._maxima or name.startswith(self._groups) for name in names]
 
     def _is_overdue(self, reduced: Reduced) -> bool:

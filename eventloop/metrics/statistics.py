@@ -156,7 +156,7 @@ class LogStatistics:
 
 def _add_values(source: str, window: Window, rows: Iterable[Row]) -> bool:
     """Add the training values of `source` in `rows` to a window; return False if there are none."""
-    own = [row for row in rows if source in row.shape.names and row.phase.mode == "train"]
+    own = [row for row in rows if source in row.name_set.names and row.phase.mode == "train"]
     for row in own:
         window.add(row.scalars()[source], row.phase.epoch)
     return bool(own)

@@ -23,10 +23,10 @@ from eventloop.costs.device_reads import DeviceReads
 from eventloop.metrics.history import HistoryBuffer
 from eventloop.metrics.latest import ByName, LatestValue
 from eventloop.metrics.media import Kind, MediaPacket, Medium, PendingMedia, histogram_of, image_of
+from eventloop.metrics.name_sets import NameSets
 from eventloop.metrics.packet import Packet, Readings, read_on_host
-from eventloop.metrics.rows import Loss, Phase, Place, Row, Scalar
+from eventloop.metrics.rows import Loss, Phase, Row, RunLimits, Scalar
 from eventloop.metrics.scalar_value import is_readable, not_a_mapping, single_number, single_numbers
-from eventloop.metrics.shapes import Shapes
 from eventloop.migration.names import knowing_renamed, knowing_storages
 from eventloop.util.checks import at_least
 
@@ -91,7 +91,7 @@ class EventStorage:
         self._appended = 0  # number of rows already in the histories, because they were read early
         self._checked = 0  # the number of rows at the last `_check_pending`
         self._media = PendingMedia()
-        self._readings, self._shapes, self._prefix = Readings(), Shapes(), ""
+        self._readings, self._name_sets, self._prefix = Readings(), NameSets(), ""
         self.losses = self._readings.losses
         self.followers = self._readings.followers
         """Functions that get each list of rows once it is read, on the thread that reads; they are quick."""
@@ -257,7 +257,7 @@ class EventStorage:
         finally:
             self._prefix = outer
 
-    def collect(self, place: Place | None = None, *, since: int = 0) -> Packet:
+    def collect(self, place: RunLimits | None = None, *, since: int = 0) -> Packet:
         """Collect all values put since the last call, and start their copy to the host without waiting.
 
         Args:
@@ -268,20 +268,20 @@ class EventStorage:
         appended, self._appended = self._appended, 0
         self.crowded = False
         self._checked = 0
-        return self._readings.pack(rows, appended, place or Place(), since)
+        return self._readings.pack(rows, appended, place or RunLimits(), since)
 
-    def collect_media(self, place: Place | None = None) -> MediaPacket:
+    def collect_media(self, place: RunLimits | None = None) -> MediaPacket:
         """Collect the images and histograms put since the last call, without waiting for their copies.
 
         Args:
             place: the limits of the run, for the events.
         """
-        return self._media.pop_packet(place or Place(), self._readings.count_unreadable)
+        return self._media.pop_packet(place or RunLimits(), self._readings.count_unreadable)
 
     @property
     def pending(self) -> int:
         """Return the number of values put since the last `collect`."""
-        return sum(len(row.shape.names) for row in self._rows)
+        return sum(len(row.name_set.names) for row in self._rows)
 
     @property
     def pending_media(self) -> int:
@@ -312,7 +312,7 @@ class EventStorage:
         """Return the last value of each name, or the median of the last ones of a name with a hint."""
         latest = self.latest()
         for name, (_, iteration) in latest.items():
-            if self._shapes.hints.get(name):
+            if self._name_sets.hints.get(name):
                 median = self._readings.histories[name].median(window_size)
                 latest[name] = LatestValue(median, iteration, latest[name].step)
         return latest
@@ -352,12 +352,12 @@ class EventStorage:
     def _put(self, names: tuple[str, ...], values: list[Scalar], smooth: bool, cur_iter: int | None) -> None:
         if not names:
             return
-        shape = self._shapes.of(names, smooth, values)
+        name_set = self._name_sets.of(names, smooth, values)
         numbers = values if len(values) > 1 else values[0]
         if cur_iter is None:
-            self._rows.append(Row(shape, numbers, self.iter, self.phase))
+            self._rows.append(Row(name_set, numbers, self.iter, self.phase))
         else:
-            self._rows.append(Row(shape, numbers, cur_iter, self.inside))
+            self._rows.append(Row(name_set, numbers, cur_iter, self.inside))
         if len(self._rows) - self._checked > CHECK_EVERY:
             self._check_pending()
 
@@ -371,7 +371,7 @@ class EventStorage:
         self._media.add(Medium(kind, self._prefix + name, self.phase.at(self.iter), on_host), source)
         if self._media.crowded and self.post_pending is not None:
             self.post_pending()
-        self._media.make_room()
+        self._media.drop_excess()
 
     def _check_pending(self) -> None:
         """Read the waiting tensors that are on the CPU, and limit the number of waiting rows.
