@@ -50,7 +50,7 @@ class Phase(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     mode: str
     trains: bool
-    """Whether values belong to the running iteration: their step is then `iteration + 1`, else `iteration`."""
+    """Whether values belong to the running iteration, so that `step` is `iteration + 1`; else `iteration`."""
 
     def at(self, iteration: int) -> Position:
         """Return the position of an iteration in this phase."""
