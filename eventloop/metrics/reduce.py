@@ -199,7 +199,7 @@ class Reducer:
         return self._ranks is not None
 
     def reduce(self, packet: Packet, iteration: int) -> Packet | Reduced:
-        """Wrap a packet so that its values are reduced; return the packet itself if there is one rank.
+        """Wrap a packet so that its values are reduced; with one rank return the packet itself.
 
         All ranks must call this for the same iterations.
 
