@@ -169,7 +169,7 @@ class Reducer:
     # --- the training thread -------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        """Prepare to reduce the packets of a run if there are several ranks; the first call is a collective."""
+        """Prepare to reduce the packets of a run with several ranks; the first call is a collective."""
         self._deadline = inf
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             self._ranks = self._world = None
