@@ -23,7 +23,7 @@ class Moments(NamedTuple):
     """Count, mean and sum of squared deviations from the mean, of each of C channels."""
 
     total: int | torch.Tensor
-    """The number of values of a channel: an int for one process, a 0-dim tensor on the device for all ranks."""
+    """The number of values of a channel: an int for one process, a 0-dim device tensor for all ranks."""
     mean: torch.Tensor
     """The means, of shape (C,)."""
     squares: torch.Tensor
