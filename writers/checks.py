@@ -30,6 +30,7 @@ class WriteMethods(Protocol):
 
 
 OFFLOADS = ("auto", "thread", "process")
+"""The values that `Writer.offload` may have."""
 _PARAMETERS = {
     "open": ["run"],
     "write": ["event"],
@@ -40,7 +41,9 @@ _PARAMETERS = {
 }
 """The names of each writer method's parameters after `self`."""
 _QUEUE_OPTIONS = ("queue", "overflow", "on_error", "stall_timeout", "batch", "linger")
+"""The attributes of a writer that become options of its subscription."""
 _TRAINER_NAMES = ("trainer", "runner")
+"""Names of a parameter for the trainer, which a writer does not receive."""
 
 
 def check_signatures(cls: type, base: type) -> None:

@@ -130,6 +130,7 @@ class ConsoleWriter(Writer):
         self._reset()
 
     def open(self, run: Run) -> None:
+        """Choose the output stream and the bar; without a stream nothing is written."""
         self._run = run
         out: TextIO | None = self.stream or sys.stdout  # None after `>&-`, or in a program without a console
         self.nobody_reads = out is None
@@ -146,6 +147,7 @@ class ConsoleWriter(Writer):
         self._unless_closed(lambda: self._write(event))
 
     def _write(self, event: Event) -> None:
+        """Show one event in the bar, in the notebook's table or as a line."""
         match event:
             case ScalarsLogged(mode="train"):
                 self._show_training(event)

@@ -24,9 +24,12 @@ logger = logging.getLogger("eventloop")
 KEYS = ("mode", "step", "iter", "epoch")
 """The first columns. `mode` and `step` together are the key of a row."""
 _FIRST = ",".join(KEYS)
+"""The begin of the first line of every table."""
 
 Key = tuple[str, int]
+"""Mode and step of a row."""
 Cells = list[str]
+"""The texts of a row, in the order of the columns."""
 
 
 class Table:
@@ -47,6 +50,7 @@ class Table:
         self._open()
 
     def _open(self) -> None:
+        """Open the file for appending, and read its columns and the last step of each mode."""
         self.columns = [*KEYS]
         self.last: dict[str, int] = {}  # the last step of each mode
         self._unmerged = False  # whether the file has two rows of a key, or rows out of the order of steps

@@ -73,6 +73,7 @@ class CSVWriter(Writer):
         self.write_batch([event])
 
     def write_batch(self, events: list[Event]) -> None:
+        """Append a row for each mode and step; at the begin of a training, remove the rows of later steps."""
         assert self._table is not None
         rows: dict[Key, dict[str, str]] = {}
         for event in events:

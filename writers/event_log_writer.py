@@ -130,6 +130,7 @@ class EventLogWriter(TimedWriter):
         return super().attach(bus, run)
 
     def open(self, run: Run) -> None:
+        """Open or create the log, write the facts of the run, and sync the directory of the log."""
         path = Path(run.work_dir, self.filename)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file, self._run, self._rank, self._size = FileIO(path, "ab+"), run, run.rank, 0
@@ -227,6 +228,7 @@ class EventLogWriter(TimedWriter):
             return escaped(str(value))
 
     def _append(self, data: bytes) -> None:
+        """Append records and perhaps sync them; after a failed write cut the file back to its last record."""
         assert self._file is not None
         try:
             write_all(self._file, data)

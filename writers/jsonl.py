@@ -124,6 +124,7 @@ class JSONLWriter(Writer):
         self.write_batch([event])
 
     def write_batch(self, events: list[Event]) -> None:
+        """Append a line for each event; raise `Unencodable` with those that cannot be encoded."""
         assert self._file is not None
         bad_events: list[BadEvent] = []
         try:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import get_ident
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from eventloop.description.plain_values import flat
 from eventloop.events import CheckpointSaved, Event, ImageLogged, RunInfo, ScalarsLogged, TextLogged
@@ -21,11 +18,18 @@ from eventloop.events.run import Run
 from eventloop.util.checks import check_bools
 from eventloop.util.file_names import safe_name
 from eventloop.util.surrogates import escaped
-from eventloop.util.text import error_text
+from eventloop.writers.mlflow_arguments import (
+    ALLOWED,
+    EXPERIMENT_VARIABLE,
+    check_experiment,
+    check_names,
+    check_requests,
+    check_uri,
+    is_refused,
+)
 from eventloop.writers.tracker import RUN_EVENTS, TrackerWriter
 from eventloop.writers.tracker_arguments import (
     basic_login,
-    check_mapping,
     check_texts,
     masked,
     refuse_password,
@@ -35,22 +39,12 @@ from eventloop.writers.tracker_arguments import (
 from eventloop.writers.tracker_state import Known
 from eventloop.writers.tracker_values import run_name_of, values_of
 
-_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 TAG_LENGTH = 5000
 """The most characters of a tag that every MLflow server accepts; newer servers accept 8,000."""
 PARAM_LENGTH, PARAMS = 6000, 100
 """The most characters of a parameter, and the most parameters of a request."""
-NAME_LENGTH = 500
-"""The most characters of an experiment's name."""
-_DATABASES = ("mssql", "mysql", "postgresql", "sqlite")
-_DATABRICKS = ("databricks", "databricks-uc", "uc")
-"""Tracking URIs without a colon that MLflow takes for a server, not for a folder."""
-_SCHEMES = (
-    f"MLflow takes the schemes http, https, {', '.join(_DATABASES)}, file, databricks and those of plugins"
-)
 _URLLIB3 = ("urllib3.connection", "urllib3.connectionpool", "urllib3.util.retry")
-_REFUSED = re.compile(r"[^\w\-. :/]")
-"""Matches a character that MLflow refuses in the names of metrics, parameters and tags."""
+"""The loggers of urllib3 that report failed requests."""
 
 
 @contextmanager
@@ -135,21 +129,26 @@ class MLflowWriter(TrackerWriter):
         self._uri, source = setting("tracking_uri", tracking_uri, "MLFLOW_TRACKING_URI", "MLflowWriter")
         check_texts(experiment=experiment, run_name=run_name)
         check_bools(checkpoints=checkpoints)
-        _check_experiment(experiment)
+        check_experiment(experiment)
         self.experiment = experiment
         self.run_name = run_name or name
-        self.params = _check_names("params", params)
-        self.tags = _check_names("tags", tags)
+        self.params = check_names("params", params)
+        self.tags = check_names("tags", tags)
         self.checkpoints = checkpoints
         modules = ("mlflow", "mlflow.entities", "eventloop.writers.pixels")
         self._lib, self._entities, _ = self.import_library(*modules)
-        _check_requests(self._lib)
-        _check_uri(self._lib, self._uri, source)
+        check_requests(self._lib)
+        check_uri(self._lib, self._uri, source)
         self._client: Any = None
         self._sent_params: set[str] = set()  # the names of the parameters that the run has
 
     @_quiet()
     def connect(self, run: Run, known: Known) -> Known:
+        """Create a run in MLflow or continue the one in `known`, and send parameters and tags.
+
+        Returns:
+            the run's id, and the last step of each metric, image, text and checkpoint.
+        """
         self._client = client = self._lib.MlflowClient(self._uri)
         last_steps: dict[str, int] = {}
         self._sent_params = set()
@@ -164,7 +163,7 @@ class MLflowWriter(TrackerWriter):
         run_id = mlflow_run.info.run_id
         self._send_params(run_id, self.params)
         self._send_tags(run_id, self.tags)
-        return Known(run_id, {**known.last, **last_steps})  # only `known` has the steps of images and texts
+        return Known(run_id, {**known.last, **last_steps})
 
     def begin_process(self) -> None:
         """Let a failing request raise after one retry, because this writer retries itself.
@@ -176,6 +175,7 @@ class MLflowWriter(TrackerWriter):
 
     @_quiet()
     def send(self, events: list[Timed]) -> None:
+        """Send all scalars with one call, then the other events one by one; remove sent events."""
         metrics: list[Any] = []
         for timestamp, event in events:
             if isinstance(event, ScalarsLogged):
@@ -219,7 +219,7 @@ class MLflowWriter(TrackerWriter):
 
     def _experiment_id(self) -> str:
         """Return the id of the chosen experiment, which is created if MLflow does not have it."""
-        name = self.experiment or os.environ.get(_EXPERIMENT)
+        name = self.experiment or os.environ.get(EXPERIMENT_VARIABLE)
         if not name and (chosen_id := os.environ.get("MLFLOW_EXPERIMENT_ID")):
             return chosen_id
         name = name or "Default"
@@ -233,8 +233,8 @@ class MLflowWriter(TrackerWriter):
     def _metrics(self, timestamp: float, event: ScalarsLogged) -> Iterator[Any]:
         """Yield MLflow's metric for each scalar of an event; a name that MLflow refuses is logged instead."""
         for key, value in values_of(event).items():
-            if _is_refused(key):
-                self.warn_once(key, f"{key!r} is left out: expected {_ALLOWED}")
+            if is_refused(key):
+                self.warn_once(key, f"{key!r} is left out: expected {ALLOWED}")
             else:
                 yield self._entities.Metric(key, value, int(timestamp * 1000), event.step)
 
@@ -243,8 +243,8 @@ class MLflowWriter(TrackerWriter):
         accepted = []
         for key, value in tags.items():
             text = escaped(str(value))
-            if _is_refused(key):
-                self.warn_once(key, f"the tag {key!r} is left out: expected {_ALLOWED}")
+            if is_refused(key):
+                self.warn_once(key, f"the tag {key!r} is left out: expected {ALLOWED}")
                 continue
             if len(text) > TAG_LENGTH:
                 self.warn_once(
@@ -257,8 +257,8 @@ class MLflowWriter(TrackerWriter):
         """Send the parameters that the run does not have yet; MLflow refuses to change a parameter."""
         new = {}
         for key, value in params.items():
-            if _is_refused(key):
-                self.warn_once(key, f"the parameter {key!r} is left out: expected {_ALLOWED}")
+            if is_refused(key):
+                self.warn_once(key, f"the parameter {key!r} is left out: expected {ALLOWED}")
             elif key not in self._sent_params:
                 text = escaped(str(value))
                 if len(text) > PARAM_LENGTH:
@@ -282,6 +282,7 @@ class MLflowWriter(TrackerWriter):
             self._client.log_artifact(self._known.id, str(path), _file(event).rpartition("/")[0])
 
     def _send_checkpoint(self, event: CheckpointSaved) -> None:
+        """Send a checkpoint, a folder or a file, as an artifact."""
         if (path := self.checkpoint_of(event)) is None:
             return
         if path.is_dir():
@@ -289,105 +290,6 @@ class MLflowWriter(TrackerWriter):
         else:
             self._client.log_artifact(self._known.id, str(path), "checkpoints")
         self.record_sent(event)
-
-
-_ALLOWED = "at most 250 letters, digits and characters of _ - . : / and space, as MLflow does"
-
-
-def _check_requests(lib: Any) -> None:
-    """Refuse a timeout or number of retries in the environment with which every request would fail.
-
-    Raises:
-        ValueError: the message names the environment variable.
-    """
-    for name, least in {"MLFLOW_HTTP_REQUEST_TIMEOUT": 1, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 0}.items():
-        try:
-            is_valid = getattr(lib.environment_variables, name).get() >= least
-        except ValueError:
-            is_valid = False
-        if not is_valid:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {os.environ[name]!r}")
-
-
-def _check_uri(lib: Any, uri: str, source: str) -> None:
-    """Refuse a URI that MLflow cannot use; no request is sent and no file is created.
-
-    Args:
-        lib: the module `mlflow`.
-        uri: the URI.
-        source: the argument or environment variable that has the URI, for the message.
-
-    Raises:
-        ImportError: the database needs a package that is not installed.
-        ValueError: MLflow or SQLAlchemy refuses the URI. The message has its reason, and no password.
-    """
-    secrets = secrets_of(uri)
-    try:
-        _try_uri(lib, uri)
-    except ImportError as error:
-        raise ImportError(f"{source} {masked(uri, secrets)!r} needs a package: {error}") from None
-    except Exception as error:
-        reason = str(error) if type(error) is ValueError else error_text(error)
-        raise ValueError(
-            f"{source} must be a server or a database, such as http://localhost:5000 or "
-            f"sqlite:///mlflow.db, got {masked(uri, secrets)!r}: "
-            f"{masked(' '.join(reason.split()), secrets)}"
-        ) from None
-
-
-def _try_uri(lib: Any, uri: str) -> None:
-    """Raise the error of MLflow, SQLAlchemy or requests about a URI; connect to nothing."""
-    parts = urlsplit(uri)
-    scheme = uri if uri in _DATABRICKS else parts.scheme.partition("+")[0]
-    if scheme in ("http", "https"):
-        if parts.query or parts.fragment:
-            raise ValueError("a server's URL has no ? and no #")
-        importlib.import_module("requests").Request("GET", uri).prepare()
-    if scheme in _DATABASES:
-        importlib.import_module("sqlalchemy").create_engine(uri)
-    elif scheme == "file" or len(scheme) < 2:  # a folder; one letter is a drive of Windows
-        with TemporaryDirectory() as folder:
-            lib.MlflowClient(folder)  # raises if this MLflow does not accept folders
-    elif scheme in ("uc", "databricks-uc"):  # these servers store models, not runs
-        raise ValueError(_SCHEMES)
-    else:
-        try:
-            lib.MlflowClient(uri)
-        except lib.exceptions.MlflowException as error:
-            if "unsupported URI" not in str(error):
-                raise
-            raise ValueError(_SCHEMES) from None
-
-
-def _is_refused(key: str) -> bool:
-    """Return whether MLflow refuses the name of a metric, parameter or tag.
-
-    A name may have at most 250 of certain characters; none of its parts between "/" may be "", "." or "..".
-    """
-    parts = key.split("/")
-    return bool(_REFUSED.search(key)) or len(key) > 250 or any(part in ("", ".", "..") for part in parts)
-
-
-def _check_experiment(experiment: str | None) -> None:
-    """Refuse an experiment's name, from the argument or the environment, that is too long for MLflow.
-
-    Raises:
-        ValueError: the message names the argument or the environment variable.
-    """
-    name, source = experiment, "experiment"
-    if not name:
-        name, source = os.environ.get(_EXPERIMENT, ""), _EXPERIMENT
-    if len(name) > NAME_LENGTH:
-        raise ValueError(f"{source} must have at most {NAME_LENGTH} characters, got {len(name)}")
-
-
-def _check_names(argument: str, value: object) -> dict[str, Any]:
-    """Return an argument that is a mapping or None as a dict, after a check that MLflow accepts its keys."""
-    mapping = check_mapping(argument, value)
-    for key in mapping:
-        if _is_refused(key):
-            raise ValueError(f"the names in {argument} must have {_ALLOWED}, got {key!r}")
-    return mapping
 
 
 def _file(event: ImageLogged | TextLogged) -> str:

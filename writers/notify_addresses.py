@@ -25,8 +25,10 @@ VARIABLE = "EVENTLOOP_NOTIFY"
 DROPPED = -1
 """The level given to log records that must not be written; it is below the level of every handler."""
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]{0,19})://")
+"""Matches the begin of an address, such as `slack://`."""
 
 _silent: ContextVar[bool] = ContextVar("eventloop_notify_silent", default=False)
+"""Whether the log records of this thread are dropped."""
 
 
 class Message(NamedTuple):
@@ -53,7 +55,7 @@ class Address:
         self._error = ""
 
     def start_sending(self, message: Message) -> None:
-        """Start a thread that sends a message; drop the message if that of an earlier one still runs."""
+        """Start a thread that sends a message, unless the thread of an earlier message still runs."""
         if self._thread is not None and self._thread.is_alive():
             return
         self._error = ""
@@ -64,12 +66,13 @@ class Address:
         self._thread.start()
 
     def wait_sent(self, seconds: float) -> str:
-        """Wait at most `seconds` until the message is sent; return an error, or "" if it was accepted."""
+        """Wait at most `seconds` until the message is sent; return the error, or "" if it was accepted."""
         assert self._thread is not None
         self._thread.join(seconds)
         return "it did not answer in time" if self._thread.is_alive() else self._error
 
     def _send(self, message: Message) -> None:
+        """Send a message, and store an error if the address does not accept it."""
         title, body, kind = message
         with _without_logs():
             try:
@@ -143,7 +146,8 @@ def open_addresses(urls: Sequence[str]) -> list[Address]:
     """
     apprise: Any = importlib.import_module("apprise")
     with _without_logs():
-        asset = apprise.AppriseAsset(  # "memory": apprise would store data about addresses on the disk
+        # by default apprise stores data about addresses on the disk
+        asset = apprise.AppriseAsset(
             app_id="eventloop", app_desc="eventloop", async_mode=False, storage_mode="memory"
         )
         return [_open(apprise, asset, url, number, len(urls)) for number, url in enumerate(urls, start=1)]
@@ -185,7 +189,7 @@ def _address_hint(apprise: Any, scheme: str) -> str:
 
 @contextmanager
 def _without_logs() -> Iterator[None]:
-    """Drop the log records of this thread; those of urllib3, for example, have the path of a request."""
+    """Drop the log records of this thread, for example urllib3's, which have the path of a request."""
     if not isinstance(factory := logging.getLogRecordFactory(), _RecordFactory):
         logging.setLogRecordFactory(_RecordFactory(factory))
     token = _silent.set(True)

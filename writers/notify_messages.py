@@ -41,7 +41,9 @@ _KINDS: Mapping[type[Event], str] = {
     PreemptionRequested: "warning",
     RolledBack: "warning",
 }
+"""The kind of the message about an event; "info" for other events."""
 _LEFT_OUT = ("max_iters", "max_epochs", "data")
+"""The fields of an event that its message does not have."""
 
 
 class Progress:

@@ -66,7 +66,7 @@ class NotifyWriter(TimedWriter):
             time: 42.1 min
             accuracy: last 0.9812, best 0.9834
 
-    Addresses are those of the library apprise, which knows more than a hundred services, such as
+    An address is a URL of the library apprise, which supports more than a hundred services, such as
     `slack://`, `mailto://`, `tgram://`, `discord://`, `ntfy://` and `json://host/path`. Keep their keys out
     of scripts and configs: without an address, the writer takes those in the environment variable
     EVENTLOOP_NOTIFY, separated by spaces. No key gets into a file, a log, an error or the output of a run.
@@ -87,8 +87,8 @@ class NotifyWriter(TimedWriter):
             your own.
         hang_after: send a message once if no iteration of a training, validation, test or prediction has
             ended for so many seconds; None sends none. A pause by a command is not counted. Choose more than
-            the longest time between two iterations, for example that of compiling. A program that hangs in
-            code that holds Python's interpreter lock sends nothing.
+            the longest time between two iterations, for example for compiling. A program that hangs in code
+            that holds Python's interpreter lock sends nothing.
         limit: the most messages within `period`.
         period: the seconds of the limit.
         timeout: the seconds to wait until all addresses have accepted a message.
@@ -130,6 +130,7 @@ class NotifyWriter(TimedWriter):
         open_addresses(self._urls)  # raises if an address is wrong
 
     def open(self, run: Run) -> None:
+        """Prepare for a run; with `hang_after`, start the thread that watches for a hang."""
         self._addresses = open_addresses(self._urls)
         self._texts, self._progress = Texts(run), Progress()
         self._send_times: deque[float] = deque(maxlen=self._limit)  # when the last messages were sent
@@ -148,6 +149,7 @@ class NotifyWriter(TimedWriter):
             ).start()
 
     def write_timed(self, events: list[Timed]) -> None:
+        """Send the messages of events; raise `NotTaken` with the events whose message was not accepted."""
         failed = []
         for timestamp, event in events:
             with self._lock:

@@ -155,13 +155,18 @@ class OpenTelemetryWriter(TrackerWriter):
         )
 
     def connect(self, run: Run, known: Known) -> Known:
+        """Send the requests that a kill interrupted, and continue the trace in `known` or begin one.
+
+        Returns:
+            the id of the trace, and the last step of each metric that was sent.
+        """
         headers = self._headers if self._headers is not None else headers_of_environment()
         self._secrets = secrets_of_headers(headers)
         self._client = self._lib.Client(self._endpoint, headers, self._timeout)
         self._clock = 0
         self._outbox = self._outboxes.Outbox(self._client, self._report_loss)
         self._encoded = 0  # how many of the waiting events are encoded in requests of the outbox
-        # the times of the waiting scalar events without a refused number; each event has another time
+        # the waiting scalar events without a refused number, by their times, which are all different
         self._unrefused_times: set[int] = set()
         self._bad: list[BadEvent] = []  # the waiting events with a refused number
         self._named: set[tuple[str, str]] = set()  # path and name of each metric in a warning
@@ -208,6 +213,10 @@ class OpenTelemetryWriter(TrackerWriter):
         return self._last_before  # `known.last` also has the steps that `connect` itself has sent
 
     def send(self, events: list[Timed]) -> None:
+        """Encode new events, store the requests in the file in flight, and send them.
+
+        After an error, the next call sends the requests that are left, and encodes only events after them.
+        """
         if new_events := events[self._encoded :]:
             self._outbox.requests += self._requests_of(new_events)
             self._encoded = len(events)
@@ -286,7 +295,7 @@ class OpenTelemetryWriter(TrackerWriter):
         return requests
 
     def _span_requests(self) -> list[tuple[str, bytes]]:
-        """Return the request with the spans that have finished since the last call, or []."""
+        """Return a list with the request for the spans that have finished since the last call, or []."""
         spans, self._spans.finished = self._spans.finished, []
         if not spans:
             return []

@@ -11,7 +11,9 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from eventloop.writers.tracker_arguments import check_mapping, refuse_password
 
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
+"""The environment variable with HTTP headers."""
 _PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+"""The environment variable with the protocol of the collector."""
 _OWN_HEADERS = ("content-length", "content-type", "host", "transfer-encoding")
 """The headers that the writer sets itself; a second one of the same name would make the request invalid."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

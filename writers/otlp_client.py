@@ -59,6 +59,7 @@ Points = dict[str, list[tuple[int, float]]]
 METRICS, TRACES, LOGS = "v1/metrics", "v1/traces", "v1/logs"
 """The paths of the three kinds of requests."""
 SCOPE = InstrumentationScope(name="eventloop", version=__version__)
+"""The library that has recorded the data, which every request names."""
 
 
 class RefusedError(OSError):
@@ -205,8 +206,7 @@ def halves(path: str, body: bytes, *, points: bool) -> list[bytes]:
         body: the encoded request.
         points: whether a request with only one metric is split, too, between its points.
     """
-    request_class = _KINDS[path][0]
-    first, second = request_class.FromString(body), request_class.FromString(body)
+    first, second = _decoded(path, body), _decoded(path, body)
     first_items, second_items = _items(path, first), _items(path, second)
     if len(first_items) == 1 and points and path == METRICS:
         first_items, second_items = first_items[0].gauge.data_points, second_items[0].gauge.data_points
@@ -220,19 +220,26 @@ def halves(path: str, body: bytes, *, points: bool) -> list[bytes]:
 def names(path: str, body: bytes) -> list[str]:
     """Return the names of the metrics or spans in a request, or of the events of its log records."""
     field = "event_name" if path == LOGS else "name"
-    request = _KINDS[path][0].FromString(body)
-    return [getattr(item, field) for item in _items(path, request)]
+    return [getattr(item, field) for item in _items(path, _decoded(path, body))]
 
 
 def points_of(path: str, body: bytes) -> list[tuple[str, int]]:
-    """Return the name and the time, in nanoseconds since 1970, of each data point in a request of metrics.
+    """Return the metric's name and the time, in nanoseconds since 1970, of each data point in a request.
 
-    Another request has no points.
+    A request of spans or log records has no data points.
     """
     if path != METRICS:
         return []
-    metrics = _items(path, _KINDS[path][0].FromString(body))
-    return [(metric.name, point.time_unix_nano) for metric in metrics for point in metric.gauge.data_points]
+    points = []
+    for metric in _items(path, _decoded(path, body)):
+        points += [(metric.name, point.time_unix_nano) for point in metric.gauge.data_points]
+    return points
+
+
+def _decoded(path: str, body: bytes) -> Any:
+    """Return an encoded request as a protobuf message."""
+    request_class, *_ = _KINDS[path]
+    return request_class.FromString(body)
 
 
 def _items(path: str, request: Any) -> Any:

@@ -39,6 +39,7 @@ from eventloop.events.outcome import RunOutcome
 from eventloop.tracing.files import find_traces
 
 SECOND = 1_000_000_000
+"""A second in nanoseconds."""
 RECENT = 16
 """The number of ended spans that are remembered: more than end within `SAME`."""
 SAME = SECOND // 1000
@@ -49,12 +50,14 @@ BEGINS: dict[type[Event], str] = {
     BeforeVal: "validation",
     BeforeTest: "test",
 }
+"""The events that begin a stage, which becomes a span, and the name of the stage."""
 ENDS: dict[type[Event], str] = {
     AfterRun: "run",
     AfterTrainEpoch: "epoch",
     AfterVal: "validation",
     AfterTest: "test",
 }
+"""The events that end a stage, and the name of the stage."""
 HEALTH: tuple[type[Event], ...] = (
     HandlerFailed,
     EventsDropped,
@@ -67,7 +70,9 @@ HEALTH: tuple[type[Event], ...] = (
     StopRequested,
     CheckpointFailed,
 )
+"""The events that become log records."""
 ERRORS = (HandlerFailed, EventsDropped, CheckpointFailed)
+"""The events whose log records are errors; all others are warnings."""
 
 
 class SpanFacts(NamedTuple):
@@ -234,7 +239,7 @@ class Spans:
         return self._id("run") if self.stages.run else b""
 
     def _epoch_of(self, iteration: int) -> bytes:
-        """Return the id of the span of the epoch that contains an iteration, or else that of the run."""
+        """Return the id of the span of an iteration's epoch, or of the run if no epoch has begun."""
         begun = [span_id for first, span_id in self.stages.epochs if first <= iteration]
         return begun[-1] if begun else self._run_span()
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from eventloop.events import HistogramLogged, ImageLogged
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
+"""The first bytes of a PNG file."""
 COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
 """The PNG colour type of an image by its number of channels: grey, grey with alpha, RGB, RGB with alpha."""
 UP = 2

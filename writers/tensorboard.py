@@ -111,6 +111,7 @@ class TensorBoardWriter(TimedWriter):
         self._end_is_written = False  # or is not needed, because the HParams tab has no settings
 
     def open(self, run: Run) -> None:
+        """Create a file, and write the records of its format, the settings and the graph."""
         folder = Path(self.log_dir or Path(run.work_dir, "tensorboard"))
         folder.mkdir(parents=True, exist_ok=True)
         self._file = FileIO(folder / _file_name(), "xb")
@@ -182,6 +183,7 @@ class TensorBoardWriter(TimedWriter):
 
 
 def _import_library() -> ModuleType:
+    """Import tensorboard and google-crc32c, and return the module `tensorboard_records`."""
     try:
         import tensorboard.compat.proto.event_pb2  # noqa: F401
 

@@ -47,6 +47,7 @@ A call with 100 000 values holds it for 24 ms.
 """
 
 HParam = bool | int | float | str
+"""The types that a hyperparameter may have."""
 
 
 def begin() -> Any:

@@ -161,6 +161,7 @@ class TrackerWriter(TimedWriter):
     # --- called by the engine ------------------------------------------------------------------------------
 
     def open(self, run: Run) -> None:
+        """Lock and read the state file, connect, and send the logged events that the tracker lacks."""
         self._work_dir = Path(run.work_dir)
         self._known, self._outcome, self._error = Known(), RunOutcome(), ""
         try:
@@ -207,6 +208,7 @@ class TrackerWriter(TimedWriter):
         self._try_to_send()
 
     def close(self) -> None:
+        """Send the pending events, end the tracker's run and release the lock."""
         self._try_to_send()
         end_error = ""
         try:
@@ -284,7 +286,7 @@ class TrackerWriter(TimedWriter):
         for records in EventReader(log, only=[*self._logged_types(), BeforeTrain], on_torn="ignore").blocks():
             before_start = (record for record in records if step_of(record.event) <= start)
             self._enqueue_and_send([Timed(r.time, r.event) for r in before_start if self._can_send(r.event)])
-        self._begin_training()
+        self._begin_training()  # the training that resumes must not send these steps again
 
     def _can_send(self, event: Event) -> bool:
         """Return False for a checkpoint that was sent already, or that no longer exists; else True."""
@@ -352,10 +354,10 @@ class TrackerWriter(TimedWriter):
     # --- what subclasses share -----------------------------------------------------------------------------
 
     def import_library(self, *modules: str) -> list[Any]:
-        """Import modules and return them; the first is named in the error if one of them is not installed.
+        """Import and return modules, the tracker's library first.
 
         Raises:
-            ImportError: the message has the command that installs the tracker's library.
+            ImportError: a module is not installed; the message has the command that installs the library.
         """
         try:
             return [importlib.import_module(module) for module in modules]

@@ -15,7 +15,9 @@ from eventloop.events.run import Run
 from eventloop.util.surrogates import escaped
 
 Named = ImageLogged | HistogramLogged | TextLogged
+"""An event with the name of its value."""
 _CHECKPOINT = "checkpoint/"
+"""The prefix of the keys of checkpoints in a mapping of last steps."""
 
 
 class Tally:

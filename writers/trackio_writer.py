@@ -73,6 +73,7 @@ class TrackioWriter(TrackerWriter):
         self._unwritten_config: dict[str, Any] | None = None  # the settings for the first rows; then None
 
     def connect(self, run: Run, known: Known) -> Known:
+        """Create the project's database if needed, and read the last steps of the run in `known`."""
         self._storage.init_db(self.project)
         self._run_name = run_name_of(run, self.run_name)
         last_steps: dict[str, int] = {}
@@ -85,6 +86,7 @@ class TrackioWriter(TrackerWriter):
         return Known(known.id or token_hex(8), last_steps)
 
     def send(self, events: list[Timed]) -> None:
+        """Insert a row for each event with values; the first rows also have the settings of the run."""
         rows = []
         for timestamp, event in events:
             if isinstance(event, RunInfo) and self._unwritten_config is not None:

@@ -150,6 +150,7 @@ class Panels:
             self._draw(name, mode, dict(items[middle:]), "append")
 
     def _draw_at_once(self, name: str, mode: str, points: Curve, update: str) -> None:
+        """Draw points with one request; raise RefusedError or ConnectionError if they were not drawn."""
         # an infinity would make the whole window blank, because JSON has none; NaN is drawn as a gap
         values = [value if math.isfinite(value) else math.nan for value in points.values()]
         with self._request(name):

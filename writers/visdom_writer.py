@@ -127,6 +127,11 @@ class VisdomWriter(Writer):
         self._refused: list[BadEvent] = []  # events with refused points that are not reported yet
 
     def open(self, run: Run) -> None:
+        """Prepare for a run, and check that the server answers.
+
+        Raises:
+            UnavailableError: it does not answer.
+        """
         env = self.env or Path(run.work_dir).resolve().name
         self._panels = self._lib.Panels(env=env, **self._server)
         self._recent: dict[Name, deque[tuple[int, float]]] = {}  # steps and values in the smoothing window
@@ -151,6 +156,12 @@ class VisdomWriter(Writer):
         self.write_batch([event])
 
     def write_batch(self, events: list[Event]) -> None:
+        """Add the points of events, and draw all pending points unless it is too soon for a retry.
+
+        Raises:
+            ConnectionError: more than `backlog` points wait for the server.
+            Unencodable: the server has refused points of some events.
+        """
         self._untaken += len(events)
         for event in events:
             if isinstance(event, BeforeTrain):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BLOCK = 32 * 1024
+"""The number of bytes of a block."""
 _PREFIX = 7
 """The number of bytes of the file's header, and of each record's header: checksum, length and type."""
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4

@@ -49,6 +49,7 @@ from eventloop.writers.wandb_arguments import (
 from eventloop.writers.wandb_files import has_files, is_whole, read_history
 
 MODES = ("online", "offline", "disabled")
+"""The modes that the argument `mode` may name."""
 BINS = 64
 """The number of bins of a histogram."""
 WHOLE_SECONDS = 5.0
@@ -83,8 +84,8 @@ class WandbWriter(TrackerWriter):
         config: settings of the run.
         tags: tags of the run.
         group: the group of the run.
-        best: for each metric whose best value and its step the run's summary has, "min" or "max". For
-            example, `best/val/accuracy` and `best/val/accuracy_step`.
+        best: a mapping of metrics to "min" or "max". The run's summary gets the best value of each metric
+            and its step, for example as `best/val/accuracy` and `best/val/accuracy_step`.
         checkpoints: whether each saved checkpoint is sent as a version of an artifact.
         name: the writer's name in reports; needed if a bus has two writers of this class.
         offload: "process", "thread", or "auto", the default: a process if possible.
@@ -144,11 +145,16 @@ class WandbWriter(TrackerWriter):
         self._next_row: int | None = None  # W&B's number of the next row, if wandb does not know it
 
     def connect(self, run: Run, known: Known) -> Known:
+        """Begin a run of W&B or continue the one in `known`.
+
+        Returns:
+            the run's id, and the last step of each name in wandb's files and of each checkpoint.
+        """
         lib, folder = self._lib, Path(run.work_dir)
         self._continues = bool(known.id)
         run_id = known.id or token_hex(4)
         last_steps = self._read_files(folder, run_id)
-        # wandb's folder is named by the second, and must not be that of the run before the resume
+        # wandb names a folder by the second, and must not use the folder of the run before the resume
         while [*folder.glob(f"wandb/*run-{strftime('%Y%m%d_%H%M%S')}-{run_id}")]:
             sleep(0.1)
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # wandb logs a line for each failed report
@@ -186,6 +192,7 @@ class WandbWriter(TrackerWriter):
         super().begin_in_worker(facts, restarts=restarts, first=first)
 
     def send(self, events: list[Timed]) -> None:
+        """Send events one by one, and remove the sent ones from the list, also after an error."""
         sent = 0
         try:
             for timestamp, event in events:
@@ -213,6 +220,7 @@ class WandbWriter(TrackerWriter):
                 self._send_checkpoint(event)
 
     def end(self, status: str) -> None:
+        """Finish the run, which uploads the rest, and wait until its file is complete."""
         run, self._run = self._run, None
         if run is None:
             return

@@ -30,10 +30,13 @@ from zlib import crc32
 import msgspec
 
 FILE_NAME = "events.evl"
+"""The default name of a run's event log."""
 MAGIC = b"\x89evl\r\n\x1a\n"
 """The file's first bytes; like PNG's, they show transfers that changed line ends or the eighth bit."""
 VERSION = 1
+"""The version of the format."""
 HEADER = MAGIC + struct.pack("<I", VERSION)
+"""The first bytes of a log."""
 MARK = b"\xc1evl"
 """The first bytes of each frame, by which a reader finds the next frame after damage; not valid msgpack."""
 FRAME = struct.Struct("<III")

@@ -18,11 +18,13 @@ from typing import Any
 import msgspec
 
 FILE_NAME = "metrics.jsonl"
+"""The default name of the file."""
 RESERVED = frozenset({"event", "mode", "step", "iter", "epoch"})
 """The keys in a line of scalars that are not metrics."""
 PREFIX = "scalars/"
 """The prefix of a metric's key if the metric's name is in `RESERVED` or itself begins with the prefix."""
 NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""The strings that stand for numbers that JSON does not have."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """The errors that decoding a damaged line may raise.
 

@@ -45,6 +45,7 @@ NAMELESS = "without a name"
 """The key under which `EventReader.unreadable` counts records that do not begin with the name of an event."""
 
 OnTorn = Literal["warn", "ignore", "raise"]
+"""What follows damaged bytes or an incomplete record at the end of a log."""
 
 
 class TornTail(NamedTuple):

@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 _JSON = ("{", "[", '"')
+"""The first characters of a text that is JSON."""
 
 
 def text_of(value: str | list[Any]) -> str:

@@ -68,4 +68,5 @@ class Written(msgspec.Struct, frozen=True):
         if not self.new and self.known:
             return f"nothing new for {self.service}, which had all {self.known:,} values already"
         had = f", which had {self.known:,} already" if self.known else ""
-        return f"{self.new:,} new value{'s' * (self.new != 1)} for {self.service}{had}"
+        noun = "value" if self.new == 1 else "values"
+        return f"{self.new:,} new {noun} for {self.service}{had}"

@@ -263,6 +263,7 @@ class _RemainingReader(EventReader):
         self._delivered = delivered
 
     def blocks(self) -> Iterator[list[EventRecord[Event]]]:
+        """Yield the remaining records in lists, with a `run.start_iter` after the delivered ones."""
         for records in super().blocks():
             skipped = sum(record.sequence < self._delivered for record in records)
             if self.run is not None and skipped:

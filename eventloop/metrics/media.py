@@ -23,6 +23,7 @@ from eventloop.state.sharded import refuse_sharded
 logger = logging.getLogger("eventloop")
 
 Kind = Literal["image", "histogram"]
+"""The kinds of media, as errors name them."""
 
 MEDIA_LIMIT = 256
 """The largest number of images and histograms that wait for `collect_media`."""

@@ -249,11 +249,12 @@ class Losses:
         It logs a warning when losses stop being finite for the 1st, 2nd, 4th, 8th, ... time.
         """
         with self._lock:
-            # rows that a save has checked are checked again when their packet is read
+            # the losses of iterations before `_checked_at` were checked already, for example at a save
             for loss in losses_in(rows, self._checked_at):
                 self._check_loss(loss)
 
     def _check_loss(self, loss: Loss) -> None:
+        """Record a loss that is not finite, if the loss before it was finite."""
         was_lost, self._is_lost = self._is_lost, not isfinite(loss.value)
         self._checked_at = loss.iteration
         is_recorded = self.lost is not None and self.lost.iteration == loss.iteration

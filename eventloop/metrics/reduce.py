@@ -211,7 +211,8 @@ class Reducer:
             return packet
         reduced = Reduced(packet, self._run * _RUN + iteration, self)
         self._queue.append(reduced)
-        self._run += iteration == LAST
+        if iteration == LAST:
+            self._run += 1
         return reduced
 
     def limit_wait(self, seconds: float) -> None:
@@ -255,6 +256,7 @@ class Reducer:
             self._advancing.release()
 
     def _advance(self, reduced: Reduced) -> bool:
+        """Advance exchanges until one is in progress or `reduced` is exchanged; return as `advance` does."""
         if self._ranks is None:
             self._queue.clear()
             return True

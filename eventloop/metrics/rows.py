@@ -15,6 +15,7 @@ import torch
 from eventloop.events import Event, ScalarsLogged
 
 Scalar = float | torch.Tensor
+"""A number, or a tensor with one element that is not read yet."""
 
 
 class Position(msgspec.Struct, frozen=True, gc=False):
@@ -186,7 +187,7 @@ def put_by_two(rows: list[Row]) -> dict[str, int]:
     iterations: dict[str, int] = {}
     first_put: dict[tuple[str, int], tuple[NameSet, float]] = {}  # by name and step
     for row in rows:
-        # all batches of a validation belong to one iteration, and each may put other names
+        # in a validation two puts are no mistake: all its batches belong to one iteration
         if row.phase.mode != "train" or shared.isdisjoint(row.name_set.names):
             continue
         for name, value in row.scalars().items():
@@ -295,6 +296,7 @@ class _ScalarsByPosition:
 
 
 def _logged(position: Position, scalars: dict[str, float], limits: RunLimits) -> ScalarsLogged:
+    """Return the event for scalars at a position."""
     return ScalarsLogged(
         mode=position.mode,
         iter=position.iteration,

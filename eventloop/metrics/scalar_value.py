@@ -29,6 +29,7 @@ _WHOLE = frozenset(
         torch.int64,
     }
 )
+"""The dtypes of integers and booleans that can be read as floats."""
 
 
 def is_number(value: Any) -> bool:
@@ -68,7 +69,7 @@ def single_number(name: str, value: Any) -> Scalar:
 
 
 def single_numbers(values: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Return those of `values` that are single numbers, converted by `single_number`.
+    """Return the single numbers in `values`, converted by `single_number`, and leave out all other values.
 
     Raises:
         TypeError: a tensor of one element is sharded over ranks.
@@ -93,7 +94,7 @@ def with_log_vars(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def unlogged(values: Mapping[str, Any]) -> list[str]:
-    """Return the names of those of `values` that are mappings of numbers, which are not logged."""
+    """Return the keys in `values` whose value is a mapping of numbers; such values are not logged."""
     names = []
     for name, value in values.items():
         is_mapping = isinstance(value, Mapping) and name != "log_vars"
@@ -140,7 +141,7 @@ def unreadable_kind(tensor: torch.Tensor) -> str:
         return f"{tensor.dtype}: put its real part, or its abs()"
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout}: put its to_dense()"
-    if not (tensor.dtype.is_floating_point or tensor.dtype in _WHOLE):  # of bits, or of half a byte
+    if not (tensor.dtype.is_floating_point or tensor.dtype in _WHOLE):  # elements of less than a byte
         return f"{tensor.dtype}, whose elements cannot be read"
     return ""
 

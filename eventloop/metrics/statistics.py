@@ -28,6 +28,7 @@ logger = logging.getLogger("eventloop")
 POLL_SECONDS = 0.001
 """Seconds between two checks of `state_dict` whether the values of a packet are reduced over the ranks."""
 _KEYS = ["data_src", "method_name", "window_size", "log_name"]
+"""The keys that an entry of a `custom_cfg` may have."""
 
 
 class Statistic:

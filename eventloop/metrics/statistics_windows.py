@@ -28,6 +28,7 @@ METHODS: dict[str, Method] = {
     "median": statistics.median,
     "current": lambda values: values[-1],
 }
+"""The statistics by their names in a `custom_cfg`."""
 RUNNING = ("mean", "min", "max", "current")
 """The methods for windows of an epoch or the run, which need no list of the values."""
 
@@ -87,7 +88,7 @@ class Last:
 
 
 class Running:
-    """Compute a statistic of all values, or of those of the current epoch, without storing the values.
+    """Compute a statistic of all values, or of the current epoch's values, without storing the values.
 
     Args:
         method: one of `RUNNING`.

@@ -27,7 +27,9 @@ from eventloop.state.schema import Count, read_as
 logger = logging.getLogger("eventloop")
 
 KEY = "ema_state_dict"
+"""The key of a checkpoint under which the model's own weights and the number of updates are stored."""
 _PREFIX = "module."
+"""The prefix of the names of the own weights."""
 
 
 def store(checkpoint: dict[str, Any], average: BaseAveragedModel, model: nn.Module, swap: Swap) -> None:

@@ -21,6 +21,7 @@ from eventloop.util.suggest import suggest
 _OWN: dict[str, type[BaseAveragedModel]] = {
     cls.__name__: cls for cls in (ExponentialMovingAverage, StochasticWeightAverage, MomentumAnnealingEMA)
 }
+"""eventloop's own averages by their names."""
 
 
 def average_config(ema_type: Any, arguments: dict[str, Any]) -> dict[str, Any]:

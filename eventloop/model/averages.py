@@ -28,6 +28,7 @@ from eventloop.util.checks import check_bools, number, positive
 logger = logging.getLogger("eventloop")
 
 _HALF = (torch.float16, torch.bfloat16)
+"""The dtypes that are averaged in float32."""
 
 
 class BaseAveragedModel(nn.Module):
@@ -183,7 +184,7 @@ class BaseAveragedModel(nn.Module):
         return tensor.detach().to(self.device or tensor.device, dtype, copy=True)
 
     def _pair(self, model: nn.Module) -> Pairs:
-        """Pair the tensors of the average with those of a model; if they differ, copy the model first."""
+        """Pair the average's tensors with a model's; if names or shapes differ, copy the model first."""
         refuse_old_shards(type(self).__name__, model)
         options = {"copy_buffers": self.copy_buffers, "update_buffers": self.update_buffers}
         reshard(model)

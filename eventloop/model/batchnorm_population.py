@@ -90,7 +90,7 @@ class Population:
         return Moments(self.count, self._mean, self._squares)
 
     def _combine(self) -> None:
-        """Combine the moments of the waiting batches with those of all earlier batches."""
+        """Combine the moments of the waiting batches, and add them to the moments of all earlier batches."""
         if not self._batches:
             return
         variances = torch.stack([variance for variance, _ in self._batches]).to(self._mean)

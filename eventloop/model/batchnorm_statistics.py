@@ -173,6 +173,7 @@ def _record_stored(layer: _BatchNorm, population: Population) -> Any:
     def add_batch(
         module: _BatchNorm, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor], output: object
     ) -> None:
+        """Add the moments of the batch after a forward pass of the layer."""
         if not module.training:
             return
         inputs, buffers = args[0] if args else kwargs["input"], module._buffers
@@ -299,6 +300,6 @@ def _sum_over_ranks(*flags: bool) -> list[int]:
 
 
 def _tensor(buffer: torch.Tensor | None) -> torch.Tensor:
-    """Return a buffer of a layer that `get_bn_modules` has returned, which has running statistics."""
+    """Return a running mean or variance, which is not None in the layers of `get_bn_modules`."""
     assert buffer is not None
     return buffer

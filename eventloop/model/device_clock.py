@@ -51,7 +51,7 @@ class DeviceClock:
         self.forward = self.backward = self.optimizer = 0.0
 
     def begin(self, iterations: int) -> None:
-        """Begin to measure an iteration if it is one of those to measure.
+        """Begin to measure an iteration if `WARM_UP`, `MEASURED_FIRST` and `PERIOD` select it.
 
         Args:
             iterations: the number of iterations that were completed before.

@@ -21,6 +21,7 @@ PEAKS = {
 }
 """The peak FLOP/s in bfloat16 and float16, without sparsity, by patterns of `torch.cuda.get_device_name`."""
 HALF = (torch.bfloat16, torch.float16)
+"""The dtypes for which `PEAKS` has the peak."""
 
 
 def known_peak(device: torch.device, dtype: torch.dtype | None) -> float | None:
@@ -50,6 +51,7 @@ class FlopCounter:
     """
 
     def __enter__(self) -> Self:
+        """Begin to count, and let compiled functions run uncompiled."""
         self._types = _Types()
         self._mode = FlopCounterMode(display=False)
         with ExitStack() as stack:

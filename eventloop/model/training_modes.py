@@ -55,7 +55,7 @@ class TrainingModes:
         self._is_running = False
 
     def record_modes(self, model: torch.nn.Module) -> None:
-        """Record the modules in eval mode before the first epoch; none if the model itself is."""
+        """Record the modules in eval mode before the first epoch, unless the model itself is in eval mode."""
         inner = unwrap(model)
         modes = {name: module.training for name, module in inner.named_modules()}
         self._eval_modules, self._message = [], None

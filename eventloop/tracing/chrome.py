@@ -156,7 +156,7 @@ def _in_order(
 
 
 def _track_name(track: int | str, facts: WindowFacts, recorder: SpanRecorder) -> str:
-    """Return the name that viewers show for a track: that of its thread, subscriber or saver."""
+    """Return the name that viewers show for a track: the name of its thread, subscriber or saver."""
     if track == facts.thread:
         return TRAINING
     if isinstance(track, int):

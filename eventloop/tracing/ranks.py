@@ -17,6 +17,7 @@ from eventloop.tracing.files import TraceFile, of_rank, read_trace
 from eventloop.util.formatting import duration
 
 Json = dict[str, Any]
+"""The JSON object of a trace or of one of its events."""
 _TIMED = frozenset({"iteration", "phase", "event", "wait"})
 """The kinds of spans from which the phases of an iteration are computed."""
 _OUTER = frozenset({"before_train_iter", "after_train_iter"})
@@ -35,7 +36,7 @@ class MergedRanks(NamedTuple):
 
 
 def merge_ranks(file: TraceFile) -> MergedRanks:
-    """Merge rank 0's file of a window with those of the other ranks.
+    """Merge the trace files of all ranks of a window, given the file of rank 0.
 
     Raises:
         OSError: a file cannot be read.

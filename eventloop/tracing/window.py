@@ -198,7 +198,10 @@ class TraceWindow:
             self._add_save(event, perf_counter())
 
     def _add_save(self, event: CheckpointSaved, now: float) -> None:
-        """Record the span of a save that has ended; one that began before the window is dated back."""
+        """Record the span of a save that has ended.
+
+        The begin of a save that began before the window is computed from its duration.
+        """
         began = self._save_begins.pop(event.path, now - event.seconds)
         name, seconds = event.path.rsplit("/", 1)[-1], min(event.seconds, now - began)
         self.recorder.add(Span(SAVER, "save", name, began, seconds, event.iter, "checkpoint_saved"))
