@@ -164,7 +164,7 @@ class ConsoleWriter(Writer):
     def _show_other(self, event: Event) -> None:
         """Show an event in the notebook's table or bar, or else print its line."""
         if self._bar is not None and isinstance(event, ScalarsLogged):
-            self._bar.show_activity("")  # the scores of a validation or test: it is over
+            self._bar.show_activity("")  # these are the scores of a validation or test, which has ended
         self._flush_training(ended=isinstance(event, AfterRun))
         shown_by_bar = self._bar is not None and self._bar.running and self._bar.shows(event)
         if not shown_by_bar:
@@ -174,7 +174,7 @@ class ConsoleWriter(Writer):
         """Return the text of an event that is not a training log."""
         if not isinstance(event, ScalarsLogged):
             return notice(event)
-        # only the first scalars of an evaluation are its scores; later ones have columns of their own
+        # only the first scalars of an evaluation are its scores, which are aligned with earlier scores
         is_first = self._score_steps.get(event.mode) != event.step
         self._score_steps[event.mode] = event.step
         return score_line(event, self._columns[event.mode] if is_first else Columns())
@@ -227,7 +227,7 @@ class ConsoleWriter(Writer):
         scalars = {name: value for name, value in event.scalars.items() if not name.startswith(SCALARS)}
         if not scalars and event.scalars:
             return  # an event with the time shares of `CostsHook` alone, which are too many for a line
-        has_time = "time" in event.scalars  # as in each event of `LoggerHook`; handlers log other events
+        has_time = "time" in event.scalars  # true for the events of `LoggerHook`, false for those of handlers
         if not has_time and is_after_epoch(event, self._run):
             self._print_unprinted()
             self._write_line(between_line(event, scalars, self._run))
@@ -235,7 +235,7 @@ class ConsoleWriter(Writer):
         self._scalars.update(scalars)
         self._pace.update(event.scalars.get("time", 0.0))
         if has_time and not self._has_times:
-            self._has_times, self._line_step = True, None  # lines of handlers' values alone do not count
+            self._has_times, self._line_step = True, None  # the lines so far had only values of handlers
         if self._line_step is None:
             self._line_step = self._multiple_before(event)
         is_due = event.step - self._line_step >= self.interval and (has_time or not self._has_times)

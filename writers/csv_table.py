@@ -90,7 +90,7 @@ class Table:
             self._record_step(*key)
 
     def merge(self) -> None:
-        """Rewrite the file with one row per mode and step, in the order of steps, if it needs that."""
+        """Rewrite the file with one row per mode and step, in the order of steps, unless it is so already."""
         if self._unmerged:
             self._rewrite()
 
@@ -161,7 +161,7 @@ class Table:
         )
 
     def _record_step(self, mode: str, step: int) -> None:
-        """Record that the file has a row of a mode and step, after the rows of all recorded ones."""
+        """Record the mode and step of the row that is now the last of the file."""
         if step > self.last.get(mode, -1):
             self.last[mode] = step
         else:

@@ -31,7 +31,7 @@ class Columns:
     """The largest number of columns."""
 
     def __init__(self) -> None:
-        self._widths: dict[str | int, int] = {}  # of each field so far
+        self._widths: dict[str | int, int] = {}  # by key, the length of the longest text so far
         self._columns: dict[str | int, None] = {}  # the keys of the fields with a column, in their order
 
     def line(self, fields: Mapping[str | int, str]) -> str:

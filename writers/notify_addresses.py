@@ -171,7 +171,12 @@ def _open(apprise: Any, asset: Any, url: str, number: int, count: int) -> Addres
 
 
 def _address_hint(apprise: Any, scheme: str) -> str:
-    """Return the end of an error message about an address with this scheme, "" for none: what to change."""
+    """Return the end of the error about an address, which says what to change.
+
+    Args:
+        apprise: the module.
+        scheme: the scheme of the address; "" if it has none.
+    """
     if not scheme:
         return ": expected one such as slack://..., mailto://... or json://host/path"
     known = [*apprise.NotificationManager().schemas()]

@@ -55,7 +55,7 @@ class Progress:
         self._reset(None)
 
     def _reset(self, began: float | None) -> None:
-        """Forget the facts of an earlier run; `began` is the Unix time of the new run, if it is known."""
+        """Reset the facts for a new run; `began` is the Unix time of its begin, or None if it is unknown."""
         self._began = self._last_time = began
         self.trains = False
         """Whether the run is a training, and not only a validation, test or prediction."""

@@ -306,7 +306,7 @@ class OpenTelemetryWriter(TrackerWriter):
         return bytes.fromhex(self._known.id)
 
     def _next_time(self, nanoseconds: int) -> int:
-        """Return `nanoseconds`, or one more than the last result if that is later: a time has one step."""
+        """Return `nanoseconds`, or one more than the last result if that is later; no time repeats."""
         self._clock = max(nanoseconds, self._clock + 1)
         return self._clock
 

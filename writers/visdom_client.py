@@ -193,5 +193,5 @@ def _root_cause(error: BaseException) -> BaseException:
 
 
 def _text(error: BaseException) -> str:
-    """Return the shortest text that says what failed, such as "Connection refused"."""
+    """Return the text of an error, such as "Connection refused", or the name of its class."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

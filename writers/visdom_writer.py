@@ -209,7 +209,7 @@ class VisdomWriter(Writer):
         self._recent.clear()
 
     def _add_points(self, event: ScalarsLogged) -> None:
-        """Add a point, smoothed if the curve is, for each scalar of an event that is to be drawn."""
+        """Add a point to the curve of each scalar in `interested_keys`; training values are smoothed."""
         for key, value in event.scalars.items():
             if self.interested_keys is not None:
                 matching_keys = self.interested_keys & {key, f"{event.mode}/{key}"}

@@ -157,7 +157,8 @@ class WandbWriter(TrackerWriter):
         # wandb names a folder by the second, and must not use the folder of the run before the resume
         while [*folder.glob(f"wandb/*run-{strftime('%Y%m%d_%H%M%S')}-{run_id}")]:
             sleep(0.1)
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # wandb logs a line for each failed report
+        # wandb would log a line for each error report that it cannot send
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         with _without_info(lib):
             self._run = lib.init(
                 project=self.project,

@@ -143,7 +143,7 @@ class Writer:
                 linger=self.linger,
                 timed=self._timed,
             )
-        except BaseException:  # Ctrl-C among them
+        except BaseException:  # also after Ctrl-C
             self._bus = previous_bus
             raise
 

@@ -156,9 +156,8 @@ class EventReader(Iterator[EventRecord[Event]]):
             if mark != MARK_NUMBER or end > size or length < SHORTEST or crc32(payload, length) != checksum:
                 break
             tag_type = payload[1]
-            key = payload[
-                : tag_type - _FIXSTR + 2 if tag_type < _STR8 else payload[2] + 3
-            ]  # to the tag's end
+            tag_end = tag_type - _FIXSTR + 2 if tag_type < _STR8 else payload[2] + 3
+            key = payload[:tag_end]
             decode = decoders.get(key) or self._new_decoder(key)
             try:
                 if (record := decode(payload)) is not None:

@@ -18,7 +18,10 @@ class PinnedPool:
         self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
 
     def acquire(self, dtype: torch.dtype, size: int) -> torch.Tensor:
-        """Return a one-dimensional pinned buffer; its length is the next power of two from `size` on."""
+        """Return a one-dimensional pinned buffer of at least `size` elements, from the pool or a new one.
+
+        Its length is a power of two, so that buffers can be reused for similar sizes.
+        """
         capacity = 1 << max(0, size - 1).bit_length()
         free = self._free.get((dtype, capacity))
         if free:

@@ -109,7 +109,7 @@ class HistoryBuffer:
     def max(self, window_size: int | None = None) -> float:
         """Return the maximum over the last `window_size` iterations, or over all kept values.
 
-        It is NaN if any of the values is.
+        It is NaN if any value is NaN.
 
         Raises:
             ValueError: the history is empty, or `window_size` is below 1.
@@ -120,7 +120,7 @@ class HistoryBuffer:
     def min(self, window_size: int | None = None) -> float:
         """Return the minimum over the last `window_size` iterations, or over all kept values.
 
-        It is NaN if any of the values is.
+        It is NaN if any value is NaN.
 
         Raises:
             ValueError: the history is empty, or `window_size` is below 1.

@@ -366,7 +366,7 @@ def _reduce(ranks: Ranks, values: list[float], maxima: list[bool]) -> Generator[
     """
     own = torch.tensor(values, dtype=torch.float64, device="cpu")
     is_maximum = torch.tensor(maxima, device="cpu")
-    # the sum of a maximum's value shows whether any rank has NaN, which gloo's maximum may ignore
+    # a value that is reduced to its maximum enters the sum only if it is NaN, which gloo's maximum may ignore
     total = own.masked_fill(is_maximum & ~own.isnan(), 0.0)
     largest = own[is_maximum].nan_to_num(-torch.inf, torch.inf, -torch.inf)
     works = [ranks.all_reduce(total)]

@@ -329,7 +329,7 @@ class EventStorage:
         return ByName(self._readings.histories)
 
     def read_pending(self) -> list[Row]:
-        """Read and return the rows put since the last `collect`, which still wait; waits for the device."""
+        """Read and return the rows put since the last `collect`, which stay; waits for the device."""
         self._read_all()
         return [*self._rows]
 

@@ -135,7 +135,7 @@ class BaseAveragedModel(nn.Module):
         if self.update_buffers:
             return
         buffers = dict(model.named_buffers())
-        self.pairs_with(model)
+        self.pairs_with(model)  # copies the model if it has changed
         if buffers.keys() != dict(self.module.named_buffers()).keys():
             self._copy_changed(model)
         own_buffers = dict(self.module.named_buffers())

@@ -162,7 +162,8 @@ def _store_batch_moments(undo: Undo, layers: Iterable[_BatchNorm]) -> None:
         undo.attributes(layer, "momentum")
         layer.momentum = 1.0
         for buffer in (layer.running_mean, layer.running_var):
-            _tensor(buffer).nan_to_num_(0.0, 0.0, 0.0)  # the layer multiplies the old values by 0
+            # the layer will multiply the old values by 0, which gives NaN for NaN and infinities
+            _tensor(buffer).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _record_stored(layer: _BatchNorm, population: Population) -> Any:

@@ -18,7 +18,7 @@ logger = logging.getLogger("eventloop")
 
 
 class AnomalousParams:
-    """Log an error that names the trainable parameters a loss does not depend on, when they change.
+    """Log the trainable parameters on which a loss does not depend, as an error, whenever the set changes.
 
     It walks through the whole graph of the loss in Python in every iteration, so use it to find a fault, not
     in long trainings. Parameters inside `torch.utils.checkpoint(use_reentrant=True)` are hidden in one node
