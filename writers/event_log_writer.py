@@ -135,7 +135,7 @@ class EventLogWriter(TimedWriter):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file, self._run, self._rank, self._size = FileIO(path, "ab+"), run, run.rank, 0
         try:
-            with self._locked_at_end():
+            with self._locked_at_end():  # writes the facts of the run
                 if self.fsync_seconds is not None:
                     _sync_directory(path.parent)  # a crash could lose the directory entry of a new file
         except BaseException:

@@ -45,7 +45,7 @@ def is_single(value: Any) -> bool:
 
 
 def single_number(name: str, value: Any) -> Scalar:
-    """Convert a number to a float, or a tensor of one element to a detached one.
+    """Return a number as a float, or a tensor of one element without its graph.
 
     Raises:
         TypeError: the value is neither; the message has `name`.
