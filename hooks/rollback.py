@@ -183,7 +183,7 @@ class RollbackHook(Hook):
         """
         detector = self._detector
         for row in rows:
-            if self._monitor in row.shape.names and row.phase.mode == "train":
+            if self._monitor in row.name_set.names and row.phase.mode == "train":
                 detector.add(row.iteration, row.scalars()[self._monitor])
         is_requested = self._requested or trainer.stops.goes_back
         if not detector.is_spike or is_requested or trainer.commands.repeating or not trainer.running:

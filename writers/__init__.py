@@ -1,9 +1,9 @@
 """Write a run's events to files, servers and the console, with one destination per module.
 
-Start reading at `writer.py`: `Writer` is the base class; `jsonl.py` is a short example of a subclass. A
-module imports its library in the constructor of its writer, and is itself imported with the first use of its
-writer. This package may import any package below the trainer (`eventlog`, `events`, `bus`, `background`,
-`util`), and never imports `eventloop.hooks`.
+Start reading at `writer.py`: `Writer` is the base class. `jsonl.py` is a short example of a subclass. The
+module of a writer is imported when the writer is first used, and a third-party library when a writer that
+needs it is constructed. This package may import any package below the trainer (`eventlog`, `events`, `bus`,
+`background`, `util`), and never imports `eventloop.hooks`.
 """
 
 import importlib
@@ -64,9 +64,9 @@ _ON_FIRST_USE = {
     "read_jsonl": "jsonl",
     "trace_graph": "tensorboard_graph",
 }
-"""The modules of the names."""
+"""The module that defines each exported name."""
 
-if not TYPE_CHECKING:  # a type checker must see that there are no other names
+if not TYPE_CHECKING:  # with `__getattr__` a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
         if name in _ON_FIRST_USE:

@@ -1,7 +1,7 @@
-"""Check a writer's methods and attributes, when its class is defined and again when it is attached.
+"""Check a writer's methods and attributes, when its class is defined and again when it is attached to a bus.
 
-`Writer.__init_subclass__` and `Writer.attach` call these functions, so that a mistake is an error before the
-run.
+`Writer.__init_subclass__` and `Writer.attach` call these functions, so that a mistake raises an error before
+the run begins.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class WriteMethods(Protocol):
 
 
 OFFLOADS = ("auto", "thread", "process")
+"""The values that `Writer.offload` may have."""
 _PARAMETERS = {
     "open": ["run"],
     "write": ["event"],
@@ -38,67 +39,76 @@ _PARAMETERS = {
     "flush": [],
     "close": [],
 }
-"""The methods of a writer, each with the names of its parameters after `self`."""
+"""The names of each writer method's parameters after `self`."""
 _QUEUE_OPTIONS = ("queue", "overflow", "on_error", "stall_timeout", "batch", "linger")
+"""The attributes of a writer that become options of its subscription."""
 _TRAINER_NAMES = ("trainer", "runner")
+"""Names of a parameter for the trainer, which a writer does not receive."""
 
 
 def check_signatures(cls: type, base: type) -> None:
-    """Refuse a writer class whose methods do not accept the arguments that `base` declares.
+    """Refuse a writer class if a method that it overrides does not accept the arguments in `_PARAMETERS`.
+
+    Args:
+        cls: the writer class.
+        base: `Writer`, whose own methods are not checked.
 
     Raises:
         TypeError: a method has another signature, or is a coroutine function or a generator function.
     """
     for name, parameters in _PARAMETERS.items():
-        found = inspect.getattr_static(cls, name, None)  # only some writers have `write_timed`
-        if found is not vars(base).get(name):
-            _check_signature(f"{cls.__name__}.{name}", found, parameters)
+        attribute = inspect.getattr_static(cls, name, None)  # `Writer` has no `write_timed`
+        if attribute is not vars(base).get(name):
+            _check_signature(f"{cls.__name__}.{name}", attribute, parameters)
 
 
-def _check_signature(where: str, found: object, parameters: list[str]) -> None:
-    bound = isinstance(found, staticmethod)
-    method = found.__func__ if isinstance(found, staticmethod | classmethod) else found
-    arguments = parameters if bound else ["self", *parameters]
+def _check_signature(method_name: str, attribute: object, parameters: list[str]) -> None:
+    """Raise a TypeError unless a class attribute is a plain method that accepts `parameters` after `self`."""
+    function = attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
+    arguments = parameters if isinstance(attribute, staticmethod) else ["self", *parameters]
     expected = f"expected ({', '.join(arguments)})"
-    if not isinstance(method, FunctionType):
-        if callable(method) or _is_computed(method):  # its parameters are unknown until the first call
+    if not isinstance(function, FunctionType):
+        # the parameters of a callable object or of a property's value are unknown before it is used
+        if callable(function) or _is_descriptor(function):
             return
-        raise TypeError(f"{where} must be a method, {expected}, got {found!r}")
-    if inspect.iscoroutinefunction(method):
+        raise TypeError(f"{method_name} must be a method, {expected}, got {attribute!r}")
+    if inspect.iscoroutinefunction(function):
         raise TypeError(
-            f"{where} is a coroutine function, which is never awaited: make it a plain method, "
+            f"{method_name} is a coroutine function, which is never awaited: make it a plain method, "
             "as a writer has a thread of its own"
         )
-    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
-        raise TypeError(f"{where} is a generator function: its body would never run")
-    signature = inspect.signature(method, follow_wrapped=False)  # a wrapper may pass on other arguments
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{method_name} is a generator function: its body would never run")
+    # of a decorated method, the wrapper's own signature decides: it receives the bus's arguments
+    signature = inspect.signature(function, follow_wrapped=False)
     try:
         signature.bind(*arguments)
     except TypeError:
-        hint = (
-            ": a writer does not receive the trainer" if {*_TRAINER_NAMES} & {*signature.parameters} else ""
-        )
-        raise TypeError(f"{where}{signature} has a wrong signature: {expected}{hint}") from None
+        has_trainer = any(name in signature.parameters for name in _TRAINER_NAMES)
+        hint = ": a writer does not receive the trainer" if has_trainer else ""
+        raise TypeError(f"{method_name}{signature} has a wrong signature: {expected}{hint}") from None
 
 
 def check_attributes(owner: object, name: str) -> None:
-    """Refuse attributes of a writer, or of its class, that the bus would not accept.
+    """Refuse a writer, or a writer class, with an attribute that the bus would not accept.
 
-    Computed attributes of a class, such as properties, are not checked. The events of a class are not looked
-    up, because an event may be declared later.
+    Properties of a class are not checked, because only a writer has their values. Nor are the names in the
+    `events` of a class, because an event may be declared after the class.
 
     Args:
-        name: name of the writer or class, with which an error message begins.
+        owner: the writer or the class.
+        name: its name, with which an error message begins.
 
     Raises:
-        TypeError, ValueError: an attribute has a wrong type or value, or the event is unknown.
+        TypeError, ValueError: an attribute has a wrong type or value, or an event is unknown.
     """
-    attributes = ("events", "offload", "budget_us", *_QUEUE_OPTIONS)
-    values = {key: value for key in attributes if not _is_computed(value := getattr(owner, key))}
+    attributes = {key: getattr(owner, key) for key in ("events", "offload", "budget_us", *_QUEUE_OPTIONS)}
+    values = {key: value for key, value in attributes.items() if not _is_descriptor(value)}
     if values.get("budget_us") is not None:
         check_budget(name, values["budget_us"])
+    options = {key: values[key] for key in _QUEUE_OPTIONS if key in values}
     try:
-        SubscriberOptions(**{key: values[key] for key in _QUEUE_OPTIONS if key in values}).check()
+        SubscriberOptions(**options).check()
         check_choice("offload", values.get("offload", "auto"), OFFLOADS)
         events = several(values.get("events", "*"))
         if not isinstance(owner, type):
@@ -116,16 +126,22 @@ def _check_events(events: tuple[Any, ...]) -> None:
 
 
 def check_writes(writer: WriteMethods, base: type[WriteMethods]) -> None:
-    """Refuse a writer without `write`, unless it has `write_batch` and its `batch` is not False."""
+    """Refuse a writer that does not override the method that the bus will call.
+
+    The bus calls `write` if the writer's `batch` is False. Otherwise it calls `write_batch`, which by default
+    calls `write` for each event.
+
+    Raises:
+        TypeError: the writer overrides neither method, or only `write_batch` while `batch` is False.
+    """
     if getattr(writer.write, "__func__", None) is not base.write:
         return
     cls = type(writer)
     if getattr(writer.write_batch, "__func__", None) is base.write_batch:
-        own = [
-            key for key, value in inspect.getmembers_static(cls) if callable(value) and not hasattr(base, key)
-        ]
-        near = get_close_matches("write", own, n=1)
-        hint = f"; is {cls.__name__}.{near[0]} meant to be write?" if near else ""
+        members = inspect.getmembers_static(cls)
+        new_methods = [key for key, value in members if callable(value) and not hasattr(base, key)]
+        misspelled = get_close_matches("write", new_methods, n=1)
+        hint = f"; is {cls.__name__}.{misspelled[0]} meant to be write?" if misspelled else ""
         raise TypeError(f"{cls.__name__} has no write(event): override it{hint}")
     if writer.batch is False:
         raise TypeError(
@@ -134,6 +150,6 @@ def check_writes(writer: WriteMethods, base: type[WriteMethods]) -> None:
         )
 
 
-def _is_computed(value: object) -> bool:
-    """Return whether `value` is a descriptor, such as a property or a method."""
+def _is_descriptor(value: object) -> bool:
+    """Return whether `value` is a descriptor, such as a property or a function."""
     return hasattr(type(value), "__get__")

@@ -1,7 +1,7 @@
-"""The console writer: a progress bar on a terminal or in a notebook, plain lines anywhere else.
+"""Show a run on the console: as a progress bar on a terminal or in a notebook, as plain lines elsewhere.
 
-The trainer adds a `ConsoleWriter` by default where a terminal or a notebook shows it. `lines` makes its
-texts; `progress` and `notebook` draw its bars.
+The trainer has a `ConsoleWriter` by default if it runs on a terminal or in a notebook. The module `lines`
+formats the lines; `progress` and `notebook` draw the bars.
 """
 
 from __future__ import annotations
@@ -66,22 +66,23 @@ class ConsoleWriter(Writer):
         Epoch(train)  [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:08   203.4 it/s   loss: 0.1234      time: 0.0049
         Epoch(val)  [2]  accuracy: 0.9800      loss: 0.0700
 
-    In a notebook there is a bar, which is updated in place, and a table with a row for each validation.
+    In a notebook it shows a bar, which is updated in place, and a table with a row for each validation.
 
     A value that is logged repeatedly stays in the same column from line to line.
 
-    Speed and remaining time are computed from the scalar `time`, seconds per iteration, smoothed; without
-    that scalar neither is shown. The output is for people; programs read `JSONLWriter`'s file. The run
-    continues when the reader of a pipe closes it, and when there is no standard output at all.
+    Speed and remaining time are computed from a moving average of the scalar `time`, the seconds per
+    iteration. If that scalar is not logged, neither is shown. Programs should read `JSONLWriter`'s file
+    instead of this output. The run continues when the reader of a pipe closes it, and without a standard
+    output.
 
     Args:
-        interval: minimum number of iterations between two training lines. The first line comes at a multiple
-            of it, counted from the start of the epoch, or later; values logged in between, and those that
-            come without `time`, appear in the next line. The progress bar follows every event, at most ten
-            times a second.
-        progress: True for the bar, False for lines, None for the bar in a notebook, and where the output is a
-            terminal and rich is installed.
-        stream: where to write; by default `sys.stdout` as it is when the run begins.
+        interval: minimum number of iterations between two training lines. The first line is printed at the
+            first logged step that reaches a multiple of `interval`, counted from the start of the epoch.
+            Values that are logged between two lines appear in the second of them. The progress bar is updated
+            at every logged step, at most ten times a second.
+        progress: True for the bar, False for lines. None means the bar in a notebook, and on a terminal if
+            rich is installed.
+        stream: the text stream to write to; by default the `sys.stdout` at the beginning of the run.
 
     Raises:
         TypeError, ValueError: `interval` is not a positive int, or `progress` is not True, False or None.
@@ -119,76 +120,85 @@ class ConsoleWriter(Writer):
         self.progress = progress
         self.stream = stream
         self._notebook = stream is None and progress is not False and in_notebook()
-        wanted = _moves_cursor(stream or sys.stdout) if progress is None else progress
-        wanted = wanted and not self._notebook
-        self._module = _import_progress(required=progress is True) if wanted else None
+        use_terminal_bar = _moves_cursor(stream or sys.stdout) if progress is None else progress
+        self._progress_module: ModuleType | None = None
+        if use_terminal_bar and not self._notebook:
+            self._progress_module = _import_progress(required=progress is True)
         self._bar: ProgressBar | NotebookBar | None = None
         self.nobody_reads = False
-        """True once the reader of the pipe closed it, or without a stream; nothing is written then."""
-        self._start_over()
+        """Whether nothing is written, because there is no output or the reader of the pipe has closed it."""
+        self._reset()
 
     def open(self, run: Run) -> None:
+        """Choose the output stream and the bar; without a stream nothing is written."""
         self._run = run
         out: TextIO | None = self.stream or sys.stdout  # None after `>&-`, or in a program without a console
         self.nobody_reads = out is None
-        self._start_over()
+        self._reset()
         if out is None:
             return
         self._out = out
         if self._notebook:
             self._bar = NotebookBar(out)
-        elif self._module is not None and (self.progress or _moves_cursor(self._out)):
-            self._bar = self._module.ProgressBar(self._out)
+        elif self._progress_module is not None and (self.progress or _moves_cursor(out)):
+            self._bar = self._progress_module.ProgressBar(out)
 
     def write(self, event: Event) -> None:
-        self._show(lambda: self._write(event))
+        self._unless_closed(lambda: self._write(event))
 
     def _write(self, event: Event) -> None:
+        """Show one event in the bar, in the notebook's table or as a line."""
         match event:
             case ScalarsLogged(mode="train"):
-                self._train(event)
+                self._show_training(event)
             case BeforeRun():
-                self._start_over()
-            case HandlerFailed(logged=True):  # a line of the log has named it
+                self._reset()
+            case HandlerFailed(logged=True):  # the Python log, which the console shows too, has a line on it
                 pass
             case BeforeVal() | BeforeTest():
                 if self._bar is not None:
                     self._bar.show_activity(event.mode)
             case _:
-                if self._bar is not None and isinstance(event, ScalarsLogged):
-                    self._bar.show_activity("")  # the evaluation is over
-                self._flush_held(ended=isinstance(event, AfterRun))
-                if self._bar is None or not self._bar.running or not self._bar.shows(event):
-                    self._write_line(self._line(event), lines=isinstance(event, TextLogged))
+                self._show_other(event)
+
+    def _show_other(self, event: Event) -> None:
+        """Show an event in the notebook's table or bar, or else print its line."""
+        if self._bar is not None and isinstance(event, ScalarsLogged):
+            self._bar.show_activity("")  # these are the scores of a validation or test, which has ended
+        self._flush_training(ended=isinstance(event, AfterRun))
+        shown_by_bar = self._bar is not None and self._bar.running and self._bar.shows(event)
+        if not shown_by_bar:
+            self._write_line(self._line(event), multiline=isinstance(event, TextLogged))
 
     def _line(self, event: Event) -> str:
-        if isinstance(event, ScalarsLogged):
-            # values that a handler puts after an evaluation fill none of its columns
-            again = self._scored.get(event.mode) == event.step
-            self._scored[event.mode] = event.step
-            return score_line(event, Columns() if again else self._columns[event.mode])
-        return notice(event)
+        """Return the text of an event that is not a training log."""
+        if not isinstance(event, ScalarsLogged):
+            return notice(event)
+        # only the first scalars of an evaluation are its scores, which are aligned with earlier scores
+        is_first = self._score_steps.get(event.mode) != event.step
+        self._score_steps[event.mode] = event.step
+        return score_line(event, self._columns[event.mode] if is_first else Columns())
 
     def flush(self) -> None:
-        self._show(self._flush_out)
+        self._unless_closed(self._flush_output)
 
-    def _flush_out(self) -> None:
-        self._flush_held()
+    def _flush_output(self) -> None:
+        self._flush_training()
         self._out.flush()
 
     def close(self) -> None:
-        self._show(self._end)
+        self._unless_closed(self._stop)
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.stop()
-        self._flush_held()
+        self._flush_training()
 
-    def _show(self, show: Callable[[], None]) -> None:
-        """Call `show` unless the output is closed.
+    def _unless_closed(self, show: Callable[[], None]) -> None:
+        """Call `show`, which writes to the output, unless the output is closed.
 
-        A pipe that its reader closed, as in `python train.py | head`, is not an error.
+        A pipe that its reader has closed, as in `python train.py | head`, is not an error.
         """
         if self.nobody_reads:
             return
@@ -201,70 +211,76 @@ class ConsoleWriter(Writer):
 
     # --- training ------------------------------------------------------------------------------------------
 
-    def _start_over(self) -> None:
+    def _reset(self) -> None:
+        """Set the state to that at the beginning of a run."""
         self._pace = Pace()
         self._columns: defaultdict[str, Columns] = defaultdict(Columns)  # by mode
-        self._scored: dict[str, int] = {}  # the step of the last line of an evaluation, by mode
-        self._scalars: dict[str, float] = {}
-        # the step of the last training line; at first of a multiple of `interval` in the epoch
-        self._printed: int | None = None
-        self._held: ScalarsLogged | None = None  # the last training event without a line
-        self._has_times = False  # whether the regular logs have the scalar `time`
+        self._score_steps: dict[str, int] = {}  # by mode, the step of the last validation's or test's line
+        self._scalars: dict[str, float] = {}  # the training scalars for the next line, or for the bar
+        self._line_step: int | None = None  # the step of the last training line, from which `interval` counts
+        self._unprinted: ScalarsLogged | None = None  # the last training event, if no line was printed since
+        self._has_times = False  # whether an event with the scalar `time` was logged
         self._ended = False
 
-    def _train(self, event: ScalarsLogged) -> None:
+    def _show_training(self, event: ScalarsLogged) -> None:
+        """Update the bar with a training event, or print a line if `interval` steps have passed."""
         scalars = {name: value for name, value in event.scalars.items() if not name.startswith(SCALARS)}
         if not scalars and event.scalars:
-            return  # the shares of `CostsHook`, one for each handler, are for curves
-        if "time" not in event.scalars and is_after_epoch(event, self._run):
-            self._print_held()
+            return  # an event with the time shares of `CostsHook` alone, which are too many for a line
+        has_time = "time" in event.scalars  # true for the events of `LoggerHook`, false for those of handlers
+        if not has_time and is_after_epoch(event, self._run):
+            self._print_unprinted()
             self._write_line(between_line(event, scalars, self._run))
             return
         self._scalars.update(scalars)
         self._pace.update(event.scalars.get("time", 0.0))
-        regular = "time" in event.scalars
-        if regular and not self._has_times:
-            self._has_times, self._printed = True, None  # the lines so far had only values of handlers
-        if self._printed is None:  # the first line comes at the epoch's next multiple of `interval`
-            beyond = (iteration_shown(event, self._run) - 1) % self.interval
-            self._printed = event.step - 1 - beyond
+        if has_time and not self._has_times:
+            self._has_times, self._line_step = True, None  # the lines so far had only values of handlers
+        if self._line_step is None:
+            self._line_step = self._multiple_before(event)
+        is_due = event.step - self._line_step >= self.interval and (has_time or not self._has_times)
         if self._bar is not None and not self._ended:
             self._bar.show(event, self._scalars, self._pace)
-        elif event.step - self._printed >= self.interval and (regular or not self._has_times):
-            self._print(event)
+        elif is_due:
+            self._print_training(event)
         else:
-            self._held = event
+            self._unprinted = event
 
-    def _print(self, event: ScalarsLogged) -> None:
-        if self._has_times and "time" not in self._scalars:  # no column but the first would be filled
+    def _multiple_before(self, event: ScalarsLogged) -> int:
+        """Return the last step before the event's step that is a multiple of `interval` in the epoch."""
+        return event.step - 1 - (iteration_shown(event, self._run) - 1) % self.interval
+
+    def _print_training(self, event: ScalarsLogged) -> None:
+        """Print the line with all training scalars since the last line, at the event's step."""
+        if self._has_times and "time" not in self._scalars:
+            # values of handlers alone, which would leave most columns empty and delay the next regular line
             self._write_line(between_line(event, self._scalars, self._run))
         else:
             self._write_line(train_line(event, self._scalars, self._run, self._pace, self._columns["train"]))
-        if not self._has_times or "time" in self._scalars:  # else the next regular line would be late
-            self._printed = event.step
+            self._line_step = event.step
         self._scalars = {}
-        self._held = None
+        self._unprinted = None
 
-    def _flush_held(self, *, ended: bool = False) -> None:
-        """Print the training line that is held back, if there is one, and draw the progress bar again.
+    def _flush_training(self, *, ended: bool = False) -> None:
+        """Print the training values that no line has yet, and draw the progress bar again.
 
         Args:
-            ended: whether the run has ended: the bar is stopped then.
+            ended: whether the run has ended, so that the bar is stopped.
         """
-        self._print_held()
+        self._print_unprinted()
         if self._bar is not None and ended:
             self._bar.stop()
         elif self._bar is not None:
             self._bar.draw()
         self._ended = self._ended or ended
 
-    def _print_held(self) -> None:
-        if self._held is not None:
-            self._print(self._held)
+    def _print_unprinted(self) -> None:
+        if self._unprinted is not None:
+            self._print_training(self._unprinted)
 
-    def _write_line(self, text: str, *, lines: bool = False) -> None:
-        """Print `text` without control characters; with `lines` it keeps its line breaks."""
-        line = printable(text) if lines else on_a_line(text)
+    def _write_line(self, text: str, *, multiline: bool = False) -> None:
+        """Print `text` without control characters, and above a running bar; `multiline` keeps line breaks."""
+        line = printable(text) if multiline else on_a_line(text)
         encoding = getattr(self._out, "encoding", None)
         if encoding:  # a character that the output cannot encode must not disable the writer
             line = line.encode(encoding, "backslashreplace").decode(encoding)
@@ -276,10 +292,12 @@ class ConsoleWriter(Writer):
 
 
 def _moves_cursor(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal that can redraw a line."""
     return is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def _import_progress(*, required: bool) -> ModuleType | None:
+    """Import `eventloop.writers.progress`; without rich return None, or raise ImportError if `required`."""
     try:
         import eventloop.writers.progress as progress
     except ImportError as error:

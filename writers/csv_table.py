@@ -1,7 +1,8 @@
 """Keep a CSV file with one row per mode and step, whose columns can grow; `CSVWriter` writes through it.
 
-Rows are appended; a late value of an earlier row becomes a second row. For a new column, and in `merge`, the
-rows are merged into a second file, which is renamed over the first, so the file is complete at any moment.
+Rows are appended. Further values of a mode and step that has a row already are first appended as a second
+row. `merge`, and every new column, rewrite the file with one row for each: into a temporary file, which then
+replaces the first, so the file is complete at any moment.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ logger = logging.getLogger("eventloop")
 KEYS = ("mode", "step", "iter", "epoch")
 """The first columns. `mode` and `step` together are the key of a row."""
 _FIRST = ",".join(KEYS)
+"""The begin of the first line of every table."""
 
 Key = tuple[str, int]
+"""Mode and step of a row."""
 Cells = list[str]
+"""The texts of a row, in the order of the columns."""
 
 
 class Table:
@@ -36,56 +40,57 @@ class Table:
         table.close()
 
     Raises:
-        ValueError: the file exists and is not such a table.
+        ValueError: the file exists and its first columns are not `KEYS`, or it has a malformed row.
         OSError: the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.resolve()  # a rewrite replaces the file itself, not a link to it
+        self.path = path.resolve()  # a rewrite would replace a symbolic link, not the file it leads to
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._open()
 
     def _open(self) -> None:
+        """Open the file for appending, and read its columns and the last step of each mode."""
         self.columns = [*KEYS]
         self.last: dict[str, int] = {}  # the last step of each mode
-        self._unmerged = False  # whether the file has two rows of a key, or a row that is out of order
+        self._unmerged = False  # whether the file has two rows of a key, or rows out of the order of steps
         self._file: FileIO | None = None
         if self.path.exists() and self.path.stat().st_size:
             header = self._read_header()
-            if self._cut_torn_row():  # else the header itself was torn
+            if self._cut_torn_row():  # 0 bytes remain if a kill cut the header itself short
                 self.columns = header
                 for key, _ in self._rows():
                     self._record_step(*key)
         self._file = FileIO(self.path, "ab")
 
     def add(self, rows: Mapping[Key, Mapping[str, str]]) -> None:
-        """Append rows, given as cells by column name.
+        """Append rows, each a mapping of column names to cells, by mode and step.
 
-        A new column is empty in earlier rows. If a row of the same mode and step exists, both are merged, and
-        cells of the new row take precedence. Lone surrogates in names become escapes.
+        A new column is empty in earlier rows. If the file has a row of the same mode and step, a later
+        `merge` makes one row of both, in which the new cells take precedence. Lone surrogates in names become
+        escapes.
         """
         if not rows:
             return
         assert self._file is not None
         rows = _encodable(rows)
-        known = set(self.columns)
-        new = dict.fromkeys(name for row in rows.values() for name in row if name not in known)
-        self.columns += new
-        empty = not os.fstat(self._file.fileno()).st_size
-        if new and not empty:
+        columns = set(self.columns)
+        new_columns = dict.fromkeys(name for row in rows.values() for name in row if name not in columns)
+        self.columns += new_columns
+        is_empty = not os.fstat(self._file.fileno()).st_size
+        if new_columns and not is_empty:
             self._rewrite()
-        lines = [
-            [mode, str(step), *(row.get(name, "") for name in self.columns[2:])]
-            for (mode, step), row in rows.items()
-        ]
+        lines = [self.columns] if is_empty else []
+        for (mode, step), row in rows.items():
+            lines.append([mode, str(step), *(row.get(name, "") for name in self.columns[2:])])
         text = io.StringIO(newline="")
-        self._writer(text, {mode for mode, _ in rows}).writerows([self.columns, *lines] if empty else lines)
+        self._writer(text, {mode for mode, _ in rows}).writerows(lines)
         write_all(self._file, text.getvalue().encode())
         for key in rows:
             self._record_step(*key)
 
     def merge(self) -> None:
-        """Rewrite the file with one row per key, in the order of steps, unless it is so already."""
+        """Rewrite the file with one row per mode and step, in the order of steps, unless it is so already."""
         if self._unmerged:
             self._rewrite()
 
@@ -94,14 +99,18 @@ class Table:
         self._rewrite(upto=step)
 
     def set_aside(self) -> Path:
-        """Rename the file to `name.1.csv` or the next free number, start an empty one, return the path."""
+        """Rename the file to `name.1.csv` or the next free number, and start an empty file.
+
+        Returns:
+            the new path of the renamed file.
+        """
         self.close()
         number = 1
-        while (other := self.path.with_suffix(f".{number}{self.path.suffix}")).exists():
+        while (new_path := self.path.with_suffix(f".{number}{self.path.suffix}")).exists():
             number += 1
-        os.rename(self.path, other)
+        os.rename(self.path, new_path)
         self._open()
-        return other
+        return new_path
 
     def close(self) -> None:
         """Merge the rows and close the file."""
@@ -115,38 +124,44 @@ class Table:
     # --- writing -------------------------------------------------------------------------------------------
 
     def _rewrite(self, upto: int | None = None) -> None:
-        """Replace the file by one with all columns and one row per key, up to step `upto`.
+        """Replace the file by one with all columns and one row per mode and step.
 
-        After a crash either the old or the new file exists, and is complete. The rows are held in memory.
+        After a crash either the old or the new file exists, and is complete. All rows are held in memory.
+
+        Args:
+            upto: the last step whose rows are written; None for all.
         """
         assert self._file is not None
-        merged: dict[Key, Cells] = {}
+        rows: dict[Key, Cells] = {}
         for key, cells in self._rows():
-            former = merged.get(key, cells)
-            merged[key] = [later or earlier for earlier, later in zip(former, cells, strict=True)]
-        kept = {key: merged[key] for key in merged if upto is None or key[1] <= upto}
+            if upto is None or key[1] <= upto:
+                earlier_cells = rows.get(key, cells)
+                rows[key] = [new or earlier for earlier, new in zip(earlier_cells, cells, strict=True)]
         if self._unmerged:
-            kept = dict(sorted(kept.items(), key=lambda row: row[0][1]))
+            rows = dict(sorted(rows.items(), key=lambda row: row[0][1]))  # by step
         with replacing(self.path) as binary:
             text = io.TextIOWrapper(binary, encoding="utf-8", newline="", write_through=True)
-            self._writer(text, self.last).writerows([self.columns, *kept.values()])
+            self._writer(text, self.last).writerows([self.columns, *rows.values()])
             text.detach()
         self.last, self._unmerged = {}, False
-        for key in kept:
+        for key in rows:
             self._record_step(*key)
         self._file.close()
         self._file = FileIO(self.path, "ab")
 
     def _writer(self, file: TextIO, modes: Iterable[str]) -> Any:
-        """Return a csv writer that also quotes carriage returns.
+        """Return a csv writer for `file` that quotes all cells if a name or mode has a carriage return.
 
-        Readers would take a carriage return for the end of a row; the csv module quotes it only since Python
-        3.13.
+        Readers would take an unquoted carriage return for the end of a row. The csv module quotes it by
+        itself only since Python 3.13.
         """
-        found = any("\r" in text for text in (*self.columns, *modes))
-        return csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if found else csv.QUOTE_MINIMAL)
+        has_return = any("\r" in text for text in (*self.columns, *modes))
+        return csv.writer(
+            file, lineterminator="\n", quoting=csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL
+        )
 
     def _record_step(self, mode: str, step: int) -> None:
+        """Record the mode and step of the row that is now the last of the file."""
         if step > self.last.get(mode, -1):
             self.last[mode] = step
         else:
@@ -155,7 +170,11 @@ class Table:
     # --- reading -------------------------------------------------------------------------------------------
 
     def _rows(self) -> Iterator[tuple[Key, Cells]]:
-        """Yield every row of the file as key and cells, padded to the number of columns."""
+        """Yield the mode and step of every row, and its cells, padded to the number of columns.
+
+        Raises:
+            ValueError: a row has too few or too many cells, or its step is not a number.
+        """
         width = len(self.columns)
         with open(self.path, encoding="utf-8", newline="") as file:
             reader = csv.reader(file)
@@ -173,14 +192,15 @@ class Table:
                 yield (cells[0], int(cells[1])), cells
 
     def _read_header(self) -> list[str]:
-        """Return the column names in the file's first line.
+        """Return the column names in the file's first line, or [] if it is not a whole list of `KEYS`.
 
-        If a kill cut the first line short, `_open` ignores the result and removes the line.
+        Raises:
+            ValueError: the first line does not begin with `KEYS`.
         """
-        # a kill may have cut a character in two
+        # "replace", because a kill may have written only the first bytes of a character
         with open(self.path, encoding="utf-8", errors="replace", newline="") as file:
             if _FIRST.startswith(file.read(len(_FIRST) + 1)):
-                return []
+                return []  # a kill cut the line short
             file.seek(0)
             header = next(csv.reader(file), [])
         if tuple(header[: len(KEYS)]) != KEYS:
@@ -191,22 +211,23 @@ class Table:
         return header
 
     def _cut_torn_row(self) -> int:
-        """Remove a last row that a kill cut short, and return the size of the rest in bytes."""
+        """Remove the last row if a kill cut it short, and return the size of the file in bytes."""
         with FileIO(self.path, "rb+") as file:
-            if torn := cut_torn_line(file.fileno(), bool):
+            if removed := cut_torn_line(file.fileno(), bool):
                 logger.warning(
                     "%s: the last row was cut short and is removed: %r (%s bytes)",
                     self.path,
-                    torn[:80],
-                    f"{len(torn):,}",
+                    removed[:80],
+                    f"{len(removed):,}",
                 )
             return os.fstat(file.fileno()).st_size
 
 
 def _encodable(rows: Mapping[Key, Mapping[str, str]]) -> Mapping[Key, Mapping[str, str]]:
-    """Return `rows`, with escapes for the lone surrogates in names, which UTF-8 cannot encode."""
+    """Return `rows`; lone surrogates in modes and names, which UTF-8 cannot encode, become escapes."""
     try:
-        "".join([*(mode for mode, _ in rows), *(name for row in rows.values() for name in row)]).encode()
+        for (mode, _), row in rows.items():
+            "".join([mode, *row]).encode()
     except UnicodeEncodeError:
         rows = without_surrogates(rows)
     return rows

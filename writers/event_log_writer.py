@@ -1,8 +1,8 @@
 """Write every event of a run to one file, which `replay` can feed to any other writer.
 
-`eventloop.eventlog.format` owns the file format. After a failed write the file ends with its last complete
-record. Two processes may write one file in turns, as when one resumes while another ends: each locks the file
-for a write, and continues behind what the other has written.
+`eventloop.eventlog.format` defines the file format. After a failed write the file is cut back to its last
+complete record. Two processes may append to one file, for example while one run ends and another resumes it.
+Each of them locks the file during a write, and appends after the records of the other process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ logger = logging.getLogger("eventloop")
 _NO_ENCODING = (TypeError, ValueError, OverflowError, RecursionError)
 """The errors that msgpack raises for a value that it cannot encode; the value's text is written instead."""
 LOCK_SECONDS = 1.0
-"""The longest wait for another process that writes to the same log."""
+"""The most seconds to wait for the lock of another process that appends to the same log."""
 
 
 class EventLogWriter(TimedWriter):
@@ -72,19 +72,19 @@ class EventLogWriter(TimedWriter):
     written as its text. In text that is not valid UTF-8, such as some paths, lone surrogates become escapes:
     `\\udcff`.
 
-    Written events survive a kill of the process. They survive a crash of the machine after an fsync, which
-    `flush` makes, and also a write when the last fsync was `fsync_seconds` seconds ago. After a failed write
-    the file ends with the last complete record.
+    Written events survive a kill of the process. They survive a crash of the machine once they are synced to
+    the disk: by `flush`, and by a write if the last fsync is at least `fsync_seconds` ago. After a failed
+    write the file is cut back to its last complete record.
 
     Args:
-        filename: relative to the run's work_dir, or absolute.
-        events: the events to write, names or classes; "*" for every event.
-        fsync_seconds: the seconds between two fsyncs while events are written; 0 syncs each write, None
-            never.
-        name: the writer's name in reports; needed if there are two of this class.
+        filename: the file's path, relative to the run's work_dir or absolute.
+        events: the names or classes of the events to write; "*" for every event.
+        fsync_seconds: the least seconds between two fsyncs while events are written. 0 syncs each write, None
+            never syncs.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
 
     Raises:
-        TypeError, ValueError: an event is unknown, the interval is negative, or `filename` is not a path.
+        TypeError, ValueError: an event is unknown, `fsync_seconds` is negative, or `filename` is not a path.
         EventLogError: raised by `attach` if the file exists and is not an event log, and by `open` if its
             last record has no sequence number.
     """
@@ -92,7 +92,7 @@ class EventLogWriter(TimedWriter):
     events: tuple[str | type[Event], ...] = ("*",)
     batch = 128
 
-    # on the class, not the writer, so that a writer can be pickled
+    # an attribute of the class, because a writer with its own encoder could not be pickled
     _encoder: ClassVar[msgspec.msgpack.Encoder] = msgspec.msgpack.Encoder(enc_hook=plain)
 
     @knowing_others
@@ -118,10 +118,10 @@ class EventLogWriter(TimedWriter):
         self._tags: dict[type[Event], str] = {}
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
-        """Subscribe to `bus` as `Writer.attach` does, after a check of a file that already exists.
+        """Check a log file that already exists, then subscribe to `bus` as `Writer.attach` does.
 
         Raises:
-            EventLogError: the file is not an event log.
+            EventLogError: the existing file is not an event log.
         """
         path = Path(run().work_dir, self.filename)
         if path.is_file():
@@ -130,50 +130,57 @@ class EventLogWriter(TimedWriter):
         return super().attach(bus, run)
 
     def open(self, run: Run) -> None:
+        """Open or create the log, write the facts of the run, and sync the directory of the log."""
         path = Path(run.work_dir, self.filename)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file, self._run, self._rank, self._size = FileIO(path, "ab+"), run, run.rank, 0
         try:
-            with self._continued():
+            with self._locked_at_end():  # writes the facts of the run
                 if self.fsync_seconds is not None:
-                    _sync_directory(path.parent)  # else a new file's directory entry may be lost in a crash
+                    _sync_directory(path.parent)  # a crash could lose the directory entry of a new file
         except BaseException:
             self._file.close()
             self._file = None
             raise
 
     def write_timed(self, events: list[Timed]) -> None:
-        with self._continued():
+        with self._locked_at_end():
             self._write_records(events)
 
     @contextmanager
-    def _continued(self) -> Iterator[None]:
-        """Lock the log, and continue behind what another process has written since, with our run's record."""
+    def _locked_at_end(self) -> Iterator[None]:
+        """Hold the lock of the log while the block appends records.
+
+        If the file is new, or another process has appended to it since this writer's last write, the sequence
+        numbers continue after the last record of the file, and the facts of this writer's run are written
+        first.
+        """
         assert self._file is not None
         assert self._run is not None
         with locked(self._file, LOCK_SECONDS):
             size = os.fstat(self._file.fileno()).st_size
             if size != self._size or not size:
                 path = Path(os.fsdecode(self._file.name))
-                self._size, self._sequence = _continue_log(self._file, size, path)
+                self._size, self._sequence = _prepare_log(self._file, size, path)
                 self._append(self._record(time.time(), RUN_TAG, self._run))
             yield
 
     def _write_records(self, events: list[Timed]) -> None:
+        """Append a record for each event; raise `Unencodable` with those that cannot be encoded."""
         records = []
-        bad: list[BadEvent] = []
-        for when, event in events:
-            kind = type(event)
-            tag = self._tags.get(kind) or self._tags.setdefault(kind, event_name(kind))
+        bad_events: list[BadEvent] = []
+        for timestamp, event in events:
+            event_type = type(event)
+            tag = self._tags.get(event_type) or self._tags.setdefault(event_type, event_name(event_type))
             try:
-                records.append(self._record(when, tag, event))
-            except Exception as error:  # only this event fails; the next one gets its sequence number
-                bad.append(why_not(event, error, lambda value: self._encoder.encode(self._as_text(value))))
+                records.append(self._record(timestamp, tag, event))
+            except Exception as error:
+                bad_events.append(why_not(event, error, self._encode_field))
             else:
-                self._sequence += 1
+                self._sequence += 1  # a bad event takes no sequence number
         self._append(b"".join(records))
-        if bad:
-            raise Unencodable(bad, of=len(events))
+        if bad_events:
+            raise Unencodable(bad_events, of=len(events))
 
     def flush(self) -> None:
         self._sync()
@@ -186,16 +193,27 @@ class EventLogWriter(TimedWriter):
                 self._file = None
                 file.close()
 
-    def _record(self, when: float, tag: str, body: Event | Run) -> bytes:
+    def _record(self, timestamp: float, tag: str, body: Event | Run) -> bytes:
+        """Return an event, or the facts of the run, as a record: the frame's header and the msgpack payload.
+
+        A field that msgpack cannot encode is written as its text.
+
+        Raises:
+            NoPlainValue: a field holds a tensor or an array of several elements.
+        """
         try:
-            payload = self._encoder.encode((tag, self._sequence, when, self._rank, body))
-        except _NO_ENCODING:  # such an event must not disable the writer
-            fields = {name: self._as_text(value) for name, value in msgspec.structs.asdict(body).items()}
-            payload = self._encoder.encode((tag, self._sequence, when, self._rank, fields))
+            payload = self._encoder.encode((tag, self._sequence, timestamp, self._rank, body))
+        except _NO_ENCODING:
+            fields = msgspec.structs.asdict(body)
+            fields = {name: self._encodable_field(value) for name, value in fields.items()}
+            payload = self._encoder.encode((tag, self._sequence, timestamp, self._rank, fields))
         return pack(payload) + payload
 
-    def _as_text(self, value: Any) -> Any:
-        """Return `value` with escapes for lone surrogates, or as text if msgpack cannot encode it."""
+    def _encode_field(self, value: Any) -> bytes:
+        return self._encoder.encode(self._encodable_field(value))
+
+    def _encodable_field(self, value: Any) -> Any:
+        """Return `value` with escapes for lone surrogates, or its text if msgpack cannot encode it."""
         try:
             self._encoder.encode(value)
             return value
@@ -210,11 +228,12 @@ class EventLogWriter(TimedWriter):
             return escaped(str(value))
 
     def _append(self, data: bytes) -> None:
+        """Append records and perhaps sync them; after a failed write cut the file back to its last record."""
         assert self._file is not None
         try:
             write_all(self._file, data)
         except OSError:
-            with suppress(OSError):  # remove the part of a record that was written
+            with suppress(OSError):  # the error of the write is raised, not that of the repair
                 self._file.truncate(self._size)
             raise
         self._size += len(data)
@@ -227,16 +246,18 @@ class EventLogWriter(TimedWriter):
             self._synced = monotonic()
 
 
-def _continue_log(file: FileIO, size: int, path: Path) -> LogEnd:
-    """Return the end of a log of `size` bytes; write its header, or remove an incomplete record before.
+def _prepare_log(file: FileIO, size: int, path: Path) -> LogEnd:
+    """Prepare a log of `size` bytes for appending, and return its end and its next sequence number.
+
+    A file without a complete header gets a header; an incomplete record at the end is removed.
 
     Raises:
-        EventLogError: the file is not an event log, or cannot be continued.
+        EventLogError: the file is not an event log, or its last record has no valid sequence number.
     """
     file.seek(0)
     if not size or not read_header(file, path):
         if size:
-            file.truncate(0)
+            file.truncate(0)  # a kill cut the header short
         write_all(file, HEADER)
         return LogEnd(len(HEADER), 0)
     end = find_end(file, size)

@@ -1,4 +1,4 @@
-"""Lock a file against other processes, until it is closed, or while a block writes to it."""
+"""Lock a file against other processes: until it is closed, or while a `with` block writes to it."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 POLL_SECONDS = 0.05
-"""Seconds between two tries to lock a run."""
+"""Seconds between two tries of `lock_file`, whose lock another run may hold for long."""
 WRITE_POLL_SECONDS = 0.001
-"""Seconds between two tries to lock a file for one write, which takes less."""
+"""Seconds between two tries of `locked`, whose lock is usually held for less than that, for one write."""
 
 
 def lock_file(path: Path, seconds: float) -> FileIO:
-    """Create a file, lock it and return it open; closing the file releases the lock.
+    """Open a file, which is created if needed, lock it and return it; closing the file releases the lock.
 
-    A forked child process does not have the lock. Closing any other handle of the file in this process
-    releases it too.
+    A forked child process does not hold the lock. This process also loses the lock when it closes any other
+    handle of the same file. On Windows nothing is locked.
 
     Args:
-        seconds: how long to wait for another process that holds the lock.
+        path: the file to lock.
+        seconds: how long to wait while another process holds the lock.
 
     Raises:
-        TimeoutError: another process holds the lock for longer.
+        TimeoutError: another process held the lock all that time.
     """
     file = FileIO(path, "ab")
-    until = monotonic() + seconds
+    deadline = monotonic() + seconds
     while fcntl is not None:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except OSError:
-            if monotonic() > until:
+            if monotonic() > deadline:
                 file.close()
                 raise TimeoutError(
                     f"another process writes this run: it has held {path} for {seconds:g} s"
@@ -49,24 +50,27 @@ def lock_file(path: Path, seconds: float) -> FileIO:
 
 @contextmanager
 def locked(file: FileIO, seconds: float) -> Iterator[None]:
-    """Lock an open file against other processes that also lock it, while the block writes to it.
+    """Lock an open file against other users of this function while the `with` block writes to it.
 
-    The block runs without the lock on a system or file system without locks. It also does so if another
-    process holds the lock for longer, for example because it was stopped in its block.
+    The block runs without the lock if the system or the file system has no locks, or if another process holds
+    the lock for more than `seconds`, for example because that process was suspended.
 
     Args:
-        seconds: how long to wait for another process that holds the lock.
+        file: the open file.
+        seconds: how long to wait while another process holds the lock.
     """
-    until = monotonic() + seconds
+    deadline = monotonic() + seconds
     while fcntl is not None:
-        try:  # unlike lockf's, this lock excludes other writers of this process, and their close keeps it
+        # flock also excludes another writer of this process, whose close does not release this lock;
+        # neither is true of lockf
+        try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if monotonic() > until:
+            if monotonic() > deadline:
                 break
             sleep(WRITE_POLL_SECONDS)
             continue
-        except OSError:
+        except OSError:  # this file system has no locks
             pass
         break
     try:

@@ -1,7 +1,4 @@
-"""Write each logged image as a PNG file in a folder.
-
-The module `pixels` converts and encodes the images.
-"""
+"""Write each logged image as a PNG file in a folder; `eventloop.writers.pixels` encodes the images."""
 
 from __future__ import annotations
 
@@ -23,13 +20,14 @@ class ImageFileWriter(Writer):
         work_dir="runs/digits")
 
     A "/" in a name makes subfolders; a name or mode cannot lead out of the folder. Characters that some file
-    systems refuse are escaped as in a URL (`%3A` for ":"), and a path component of more than 128 bytes ends
-    in a hash. A second image of one name and step is `{step}_1.png`, and so on. A resumed run overwrites the
-    images of the steps that it repeats. A file is complete as soon as it exists.
+    systems refuse are escaped as in a URL (`%3A` for ":"). A path component of more than 128 bytes is cut and
+    ends in a hash. The second image with the same name and step is written to `{step}_1.png`, the third to
+    `{step}_2.png`. A resumed run overwrites the images of the steps that it repeats. A file is complete as
+    soon as it exists.
 
     Args:
-        folder: relative to the run's work_dir, or absolute.
-        name: the writer's name in reports; needed if there are two of this class.
+        folder: the folder's path, relative to the run's work_dir or absolute.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
 
     Raises:
         TypeError: `folder` is not a path.
@@ -44,7 +42,7 @@ class ImageFileWriter(Writer):
         import eventloop.writers.pixels as pixels  # imports numpy
 
         self._pixels = pixels
-        # (mode, name) -> the last step, and its number of images
+        # by mode and name: the last step, and how many images of that step are written
         self._written: dict[tuple[str, str], tuple[int, int]] = {}
 
     def open(self, run: Run) -> None:
@@ -61,9 +59,11 @@ class ImageFileWriter(Writer):
             file.write(data)
 
     def _path(self, event: ImageLogged) -> Path:
+        """Return the path of the file for an image, and count the image."""
         key = (event.mode, event.name)
-        step, count = self._written.get(key, (event.step, 0))
-        count = count if step == event.step else 0
+        last_step, count = self._written.get(key, (event.step, 0))
+        if last_step != event.step:
+            count = 0
         self._written[key] = (event.step, count + 1)
         file = f"{event.step}_{count}.png" if count else f"{event.step}.png"
         return self._root.joinpath(*map(safe_name, (event.mode, *event.name.split("/"), file)))

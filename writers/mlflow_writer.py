@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import get_ident
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from eventloop.description.plain_values import flat
 from eventloop.events import CheckpointSaved, Event, ImageLogged, RunInfo, ScalarsLogged, TextLogged
@@ -21,51 +18,51 @@ from eventloop.events.run import Run
 from eventloop.util.checks import check_bools
 from eventloop.util.file_names import safe_name
 from eventloop.util.surrogates import escaped
-from eventloop.util.text import error_text
-from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter
+from eventloop.writers.mlflow_arguments import (
+    ALLOWED,
+    EXPERIMENT_VARIABLE,
+    check_experiment,
+    check_names,
+    check_requests,
+    check_uri,
+    is_refused,
+)
+from eventloop.writers.tracker import RUN_EVENTS, TrackerWriter
 from eventloop.writers.tracker_arguments import (
     basic_login,
-    check_mapping,
     check_texts,
     masked,
     refuse_password,
     secrets_of,
     setting,
 )
+from eventloop.writers.tracker_state import Known
 from eventloop.writers.tracker_values import run_name_of, values_of
 
-_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 TAG_LENGTH = 5000
-"""The longest tag that servers of MLflow take; newer ones take 8,000 characters."""
+"""The most characters of a tag that every MLflow server accepts; newer servers accept 8,000."""
 PARAM_LENGTH, PARAMS = 6000, 100
-"""The longest parameter, and the most parameters of a request."""
-NAME_LENGTH = 500
-_DATABASES = ("mssql", "mysql", "postgresql", "sqlite")
-_DATABRICKS = ("databricks", "databricks-uc", "uc")
-"""URIs that are names without a colon, and not folders."""
-_SCHEMES = (
-    f"MLflow takes the schemes http, https, {', '.join(_DATABASES)}, file, databricks and those of plugins"
-)
+"""The most characters of a parameter, and the most parameters of a request."""
 _URLLIB3 = ("urllib3.connection", "urllib3.connectionpool", "urllib3.util.retry")
-_REFUSED = re.compile(r"[^\w\-. :/]")
+"""The loggers of urllib3 that report failed requests."""
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what MLflow and urllib3 log on this thread: the writer's own warning has the error."""
+    """Drop the log records of MLflow and urllib3 on this thread, because the writer logs their errors."""
     thread = get_ident()
 
-    def passes(record: logging.LogRecord) -> bool:
+    def is_logged(record: logging.LogRecord) -> bool:
         return record.thread != thread or not record.name.startswith(("mlflow", "urllib3"))
 
-    sources = [*logging.getLogger("mlflow").handlers, *map(logging.getLogger, _URLLIB3)]
-    for source in sources:
-        source.addFilter(passes)
+    filtered = [*logging.getLogger("mlflow").handlers, *map(logging.getLogger, _URLLIB3)]
+    for handler_or_logger in filtered:
+        handler_or_logger.addFilter(is_logged)
     try:
         yield
     finally:
-        for source in sources:
-            source.removeFilter(passes)
+        for handler_or_logger in filtered:
+            handler_or_logger.removeFilter(is_logged)
 
 
 class MLflowWriter(TrackerWriter):
@@ -74,28 +71,29 @@ class MLflowWriter(TrackerWriter):
         MLflowWriter("sqlite:///mlflow.db", experiment="digits", params={"lr": 0.1})
 
     The values of up to 256 events are logged together; MLflow's client splits them by the limits of a
-    server. The facts of the run are tags, and its settings are parameters, also those of
-    `Trainer(config=...)`; a parameter keeps its first value. The run ends as FINISHED, as FAILED after an
-    error, and as KILLED after Ctrl-C, a preemption or a kill; after a kill only from a worker process, which
-    outlives the program. Images and texts are artifacts. MLflow has no histograms.
+    server. The facts of the run are tags. Its settings, including those of `Trainer(config=...)`, are
+    parameters, which keep their first values. The run ends as FINISHED, as FAILED after an error, and as
+    KILLED after Ctrl-C or a preemption. After a kill of the program it ends as KILLED only if the writer runs
+    in a worker process, which outlives the program. Images and texts are artifacts. MLflow has no histograms.
 
     A resumed run continues the run whose id is in `<work_dir>/mlflow_run.json`. MLflow cannot remove steps,
-    so those that are run again keep their first values; the writer asks MLflow which it has. A kill loses the
-    events that waited for the server. They are read from the run's event log, if the run has an
-    `EventLogWriter`.
+    so steps that are run again keep the values that MLflow has. A kill loses the events that waited for the
+    server. They are read from the run's event log, if the run has an `EventLogWriter`.
 
-    The writer logs in as MLflow does, with MLFLOW_TRACKING_USERNAME and the like.
+    The writer logs in as MLflow does, for example with MLFLOW_TRACKING_USERNAME and
+    MLFLOW_TRACKING_PASSWORD.
 
     Args:
-        tracking_uri: by default MLFLOW_TRACKING_URI, which is also the place for a URI with a password. A
-            folder needs MLFLOW_ALLOW_FILE_STORE=true.
-        experiment: name of the experiment, which is created if needed; by default MLFLOW_EXPERIMENT_NAME, or
-            the experiment MLFLOW_EXPERIMENT_ID, else MLflow's "Default".
-        run_name: the name of the run in MLflow, by default `name`, else that of the work dir.
+        tracking_uri: the server, database or folder; by default MLFLOW_TRACKING_URI. A URI with a password is
+            accepted only there. A folder needs MLFLOW_ALLOW_FILE_STORE=true.
+        experiment: the name of the experiment, which is created if needed; by default that in
+            MLFLOW_EXPERIMENT_NAME, else the experiment with the id in MLFLOW_EXPERIMENT_ID, else MLflow's
+            "Default".
+        run_name: the name of the run in MLflow; by default `name`, or else that of the work dir.
         params: parameters of the run.
         tags: tags of the run.
         checkpoints: whether each saved checkpoint is sent as an artifact.
-        name: the writer's name in reports; needed if there are two of this class.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
         offload: "process", "thread", or "auto", the default: a process if possible.
 
     Raises:
@@ -131,62 +129,69 @@ class MLflowWriter(TrackerWriter):
         self._uri, source = setting("tracking_uri", tracking_uri, "MLFLOW_TRACKING_URI", "MLflowWriter")
         check_texts(experiment=experiment, run_name=run_name)
         check_bools(checkpoints=checkpoints)
-        _check_experiment(experiment)
+        check_experiment(experiment)
         self.experiment = experiment
         self.run_name = run_name or name
-        self.params = _check_names("params", params)
-        self.tags = _check_names("tags", tags)
+        self.params = check_names("params", params)
+        self.tags = check_names("tags", tags)
         self.checkpoints = checkpoints
         modules = ("mlflow", "mlflow.entities", "eventloop.writers.pixels")
         self._lib, self._entities, _ = self.import_library(*modules)
-        _check_requests(self._lib)
-        _check_uri(self._lib, self._uri, source)
+        check_requests(self._lib)
+        check_uri(self._lib, self._uri, source)
         self._client: Any = None
-        self._given: set[str] = set()  # the names of the parameters that the run has
+        self._sent_params: set[str] = set()  # the names of the parameters that the run has
 
     @_quiet()
     def connect(self, run: Run, known: Known) -> Known:
+        """Create a run in MLflow or continue the one in `known`, and send parameters and tags.
+
+        Returns:
+            the run's id, and the last step of each metric, image, text and checkpoint.
+        """
         self._client = client = self._lib.MlflowClient(self._uri)
+        last_steps: dict[str, int] = {}
+        self._sent_params = set()
         if known.id:
-            found = client.get_run(known.id)
+            mlflow_run = client.get_run(known.id)
             client.update_run(known.id, status="RUNNING")
-            last = {m.key: m.step for m in found.data._metric_objs}  # the public metrics have no steps
-            given = found.data.params
+            # `data.metrics` has no steps
+            last_steps = {metric.key: metric.step for metric in mlflow_run.data._metric_objs}
+            self._sent_params = {*mlflow_run.data.params}
         else:
-            run_name = run_name_of(run, self.run_name)
-            found, last, given = client.create_run(self._experiment_id(), run_name=run_name), {}, {}
-        run_id = found.info.run_id
-        self._given = {*given}
+            mlflow_run = client.create_run(self._experiment_id(), run_name=run_name_of(run, self.run_name))
+        run_id = mlflow_run.info.run_id
         self._send_params(run_id, self.params)
         self._send_tags(run_id, self.tags)
-        return Known(
-            run_id, {**known.last, **last}
-        )  # MLflow has the steps of metrics, `known` those of files
+        return Known(run_id, {**known.last, **last_steps})
 
     def begin_process(self) -> None:
-        """Let requests fail soon, because this writer sends again; a program's own calls stay as they are."""
+        """Let a failing request raise after one retry, because this writer retries itself.
+
+        It is called only in processes that run writers, so MLflow calls of the program are not affected.
+        """
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 
     @_quiet()
     def send(self, events: list[Timed]) -> None:
-        metrics = [
-            metric
-            for when, event in events
-            if isinstance(event, ScalarsLogged)
-            for metric in self._metrics(when, event)
-        ]
+        """Send all scalars with one call, then the other events one by one; remove sent events."""
+        metrics: list[Any] = []
+        for timestamp, event in events:
+            if isinstance(event, ScalarsLogged):
+                metrics += self._metrics(timestamp, event)
         self._client.log_batch(self._known.id, metrics=metrics)
-        # metrics leave the list first: an artifact that is refused must neither delay nor repeat them
-        events[:] = [each for each in events if not isinstance(each.event, ScalarsLogged)]
+        # metrics are sent, and removed from the list, before artifacts, whose upload may fail
+        events[:] = [item for item in events if not isinstance(item.event, ScalarsLogged)]
         while events:
             self._send_other(events[0].event)
             del events[0]
 
     def _send_other(self, event: Event) -> None:
+        """Send an event that has no metrics."""
         match event:
             case RunInfo():
-                # the plan is a table of several kilobytes, longer than a tag may be
+                # the plan of the handlers is a table that is longer than a tag may be
                 facts = {f"eventloop.{key}": text for key, text in event.info.items() if key != "plan"}
                 self._send_tags(self._known.id, facts)
                 self._send_params(self._known.id, {**dict(flat(event.options)), **dict(flat(event.config))})
@@ -207,32 +212,39 @@ class MLflowWriter(TrackerWriter):
         return f" at {masked(self._uri, secrets_of(self._uri))}"
 
     def secrets(self) -> list[str]:
-        user, password = (os.environ.get(f"MLFLOW_TRACKING_{each}", "") for each in ("USERNAME", "PASSWORD"))
+        user = os.environ.get("MLFLOW_TRACKING_USERNAME", "")
+        password = os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
         login = [basic_login(user, password)] if password else []
         return [*super().secrets(), *secrets_of(self._uri), *login]
 
     def _experiment_id(self) -> str:
-        name = self.experiment or os.environ.get(_EXPERIMENT)
-        if not name and (given := os.environ.get("MLFLOW_EXPERIMENT_ID")):
-            return given
+        """Return the id of the chosen experiment, which is created if MLflow does not have it."""
+        name = self.experiment or os.environ.get(EXPERIMENT_VARIABLE)
+        if not name and (chosen_id := os.environ.get("MLFLOW_EXPERIMENT_ID")):
+            return chosen_id
         name = name or "Default"
-        found = self._client.get_experiment_by_name(name)
-        made: str = self._client.create_experiment(name) if found is None else found.experiment_id
-        return made
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
+            new_id: str = self._client.create_experiment(name)
+            return new_id
+        known_id: str = experiment.experiment_id
+        return known_id
 
-    def _metrics(self, when: float, event: ScalarsLogged) -> Iterator[Any]:
+    def _metrics(self, timestamp: float, event: ScalarsLogged) -> Iterator[Any]:
+        """Yield MLflow's metric for each scalar of an event; a name that MLflow refuses is logged instead."""
         for key, value in values_of(event).items():
-            if _is_refused(key):
-                self.warn_once(key, f"{key!r} is left out: expected {_ALLOWED}")
+            if is_refused(key):
+                self.warn_once(key, f"{key!r} is left out: expected {ALLOWED}")
             else:
-                yield self._entities.Metric(key, value, int(when * 1000), event.step)
+                yield self._entities.Metric(key, value, int(timestamp * 1000), event.step)
 
     def _send_tags(self, run_id: str, tags: Mapping[str, Any]) -> None:
+        """Send tags; a value that is too long is cut, a name that MLflow refuses is logged instead."""
         accepted = []
         for key, value in tags.items():
             text = escaped(str(value))
-            if _is_refused(key):
-                self.warn_once(key, f"the tag {key!r} is left out: expected {_ALLOWED}")
+            if is_refused(key):
+                self.warn_once(key, f"the tag {key!r} is left out: expected {ALLOWED}")
                 continue
             if len(text) > TAG_LENGTH:
                 self.warn_once(
@@ -242,12 +254,12 @@ class MLflowWriter(TrackerWriter):
         self._client.log_batch(run_id, tags=accepted)
 
     def _send_params(self, run_id: str, params: Mapping[str, Any]) -> None:
-        """Send the parameters that the run does not have yet; MLflow refuses to change one."""
+        """Send the parameters that the run does not have yet; MLflow refuses to change a parameter."""
         new = {}
         for key, value in params.items():
-            if _is_refused(key):
-                self.warn_once(key, f"the parameter {key!r} is left out: expected {_ALLOWED}")
-            elif key not in self._given:
+            if is_refused(key):
+                self.warn_once(key, f"the parameter {key!r} is left out: expected {ALLOWED}")
+            elif key not in self._sent_params:
                 text = escaped(str(value))
                 if len(text) > PARAM_LENGTH:
                     self.warn_once(
@@ -257,9 +269,9 @@ class MLflowWriter(TrackerWriter):
                 new[key] = self._entities.Param(key, text[:PARAM_LENGTH])
         names = [*new]
         for first in range(0, len(names), PARAMS):
-            sent = names[first : first + PARAMS]
-            self._client.log_batch(run_id, params=[new[name] for name in sent])
-            self._given.update(sent)
+            request_names = names[first : first + PARAMS]
+            self._client.log_batch(run_id, params=[new[name] for name in request_names])
+            self._sent_params.update(request_names)
 
     def _send_image(self, event: ImageLogged) -> None:
         if (png := self.png_of(event)) is None:
@@ -270,6 +282,7 @@ class MLflowWriter(TrackerWriter):
             self._client.log_artifact(self._known.id, str(path), _file(event).rpartition("/")[0])
 
     def _send_checkpoint(self, event: CheckpointSaved) -> None:
+        """Send a checkpoint, a folder or a file, as an artifact."""
         if (path := self.checkpoint_of(event)) is None:
             return
         if path.is_dir():
@@ -279,96 +292,6 @@ class MLflowWriter(TrackerWriter):
         self.record_sent(event)
 
 
-_ALLOWED = "at most 250 letters, digits and characters of _ - . : / and space, as MLflow does"
-
-
-def _check_requests(lib: Any) -> None:
-    """Refuse numbers in the environment with which every request would fail.
-
-    Raises:
-        ValueError: naming the variable.
-    """
-    for name, least in {"MLFLOW_HTTP_REQUEST_TIMEOUT": 1, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 0}.items():
-        try:
-            valid = getattr(lib.environment_variables, name).get() >= least
-        except ValueError:
-            valid = False
-        if not valid:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {os.environ[name]!r}")
-
-
-def _check_uri(lib: Any, uri: str, source: str) -> None:
-    """Refuse a URI that MLflow cannot use, without a request to a server and without a new file.
-
-    Args:
-        source: the argument or variable with the URI, for the messages.
-
-    Raises:
-        ImportError: a database needs a package that is not installed.
-        ValueError: the message has the URI without a password, and the reason of the library that refuses it.
-    """
-    secrets = secrets_of(uri)
-    try:
-        _try_uri(lib, uri)
-    except ImportError as error:
-        raise ImportError(f"{source} {masked(uri, secrets)!r} needs a package: {error}") from None
-    except Exception as error:
-        reason = str(error) if type(error) is ValueError else error_text(error)
-        raise ValueError(
-            f"{source} must be a server or a database, such as http://localhost:5000 or "
-            f"sqlite:///mlflow.db, got {masked(uri, secrets)!r}: "
-            f"{masked(' '.join(reason.split()), secrets)}"
-        ) from None
-
-
-def _try_uri(lib: Any, uri: str) -> None:
-    """Let MLflow and SQLAlchemy check a URI, without opening a database; for a folder try a temporary one."""
-    parts = urlsplit(uri)
-    scheme = uri if uri in _DATABRICKS else parts.scheme.partition("+")[0]
-    if scheme in ("http", "https"):
-        if parts.query or parts.fragment:
-            raise ValueError("a server's URL has no ? and no #")
-        importlib.import_module("requests").Request("GET", uri).prepare()
-    if scheme in _DATABASES:
-        importlib.import_module("sqlalchemy").create_engine(uri)
-    elif scheme == "file" or len(scheme) < 2:  # a drive of Windows has one letter
-        with TemporaryDirectory() as folder:
-            lib.MlflowClient(folder)
-    elif scheme in ("uc", "databricks-uc"):  # these have models, and no runs
-        raise ValueError(_SCHEMES)
-    else:
-        try:
-            lib.MlflowClient(uri)
-        except lib.exceptions.MlflowException as error:
-            if "unsupported URI" not in str(error):
-                raise
-            raise ValueError(_SCHEMES) from None
-
-
-def _is_refused(key: str) -> bool:
-    """Return whether MLflow refuses a name: for its characters or length, or an empty, "." or ".." part."""
-    parts = key.split("/")
-    return bool(_REFUSED.search(key)) or len(key) > 250 or any(part in ("", ".", "..") for part in parts)
-
-
-def _check_experiment(given: str | None) -> None:
-    """Refuse a name that is too long for MLflow.
-
-    Raises:
-        ValueError: naming the argument or the variable.
-    """
-    name, source = (given, "experiment") if given else (os.environ.get(_EXPERIMENT, ""), _EXPERIMENT)
-    if len(name) > NAME_LENGTH:
-        raise ValueError(f"{source} must have at most {NAME_LENGTH} characters, got {len(name)}")
-
-
-def _check_names(argument: str, given: object) -> dict[str, Any]:
-    mapping = check_mapping(argument, given)
-    for key in mapping:
-        if _is_refused(key):
-            raise ValueError(f"the names in {argument} must have {_ALLOWED}, got {key!r}")
-    return mapping
-
-
 def _file(event: ImageLogged | TextLogged) -> str:
+    """Return the path of an artifact without its suffix, such as "train/samples/40"."""
     return "/".join(map(safe_name, (event.mode, *event.name.split("/"), str(event.step))))

@@ -1,7 +1,7 @@
-"""Check the addresses of `NotifyWriter`, and send messages to them by the library apprise.
+"""Check the addresses of `NotifyWriter`, and send messages to them with the library apprise.
 
-An address holds a key, so no message of this module has more of it than its place and its scheme. While
-apprise works, no log record of any library that it uses reaches a handler: some have the whole address.
+An address contains a key, so errors and logs name it only by its number and its scheme. Libraries that
+apprise uses log whole addresses, so their log records are dropped while apprise runs.
 """
 
 from __future__ import annotations
@@ -23,86 +23,90 @@ from eventloop.util.suggest import near
 VARIABLE = "EVENTLOOP_NOTIFY"
 """The environment variable with the addresses, separated by spaces."""
 DROPPED = -1
-"""A level below that of every handler, so that no handler takes a log record of this level."""
+"""The level given to log records that must not be written; it is below the level of every handler."""
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]{0,19})://")
+"""Matches the begin of an address, such as `slack://`."""
 
 _silent: ContextVar[bool] = ContextVar("eventloop_notify_silent", default=False)
+"""Whether the log records of this thread are dropped."""
 
 
 class Message(NamedTuple):
-    """A message to be sent: its title, its text, and its kind.
-
-    The kinds are apprise's "info", "success", "warning" and "failure".
-    """
+    """A message to be sent: its title, its text, and its kind."""
 
     title: str
     body: str
     kind: str = "info"
+    """One of apprise's "info", "success", "warning" and "failure"."""
 
 
 class Address:
-    """An address, to which one message at a time is sent on a thread of its own.
+    """Send messages to one address, one at a time, each on a new thread.
 
     Args:
-        label: its place and its scheme, for messages.
-        sender: apprise's object with this address.
+        label: the number and the scheme of the address, for errors and logs.
+        sender: apprise's object for this address.
     """
 
     def __init__(self, label: str, sender: Any) -> None:
         self.label = label
         self._sender = sender
         self._thread: BackgroundThread | None = None
-        self._why = ""
+        self._error = ""
 
     def start_sending(self, message: Message) -> None:
         """Start a thread that sends a message, unless the thread of an earlier message still runs."""
         if self._thread is not None and self._thread.is_alive():
             return
-        self._why = ""
-        # a daemon, which is left behind if the service never answers
+        self._error = ""
+        # a daemon thread, so that a service that never answers does not keep the program from ending
         self._thread = BackgroundThread(
             target=self._send, args=(message,), name=f"eventloop NotifyWriter {self.label}", daemon=True
         )
         self._thread.start()
 
     def wait_sent(self, seconds: float) -> str:
-        """Wait at most so long, and return why the address has not taken the message; "" if it has."""
+        """Wait at most `seconds` until the message is sent; return the error, or "" if it was accepted."""
         assert self._thread is not None
         self._thread.join(seconds)
-        return "it did not answer in time" if self._thread.is_alive() else self._why
+        return "it did not answer in time" if self._thread.is_alive() else self._error
 
     def _send(self, message: Message) -> None:
+        """Send a message, and store an error if the address does not accept it."""
         title, body, kind = message
         with _without_logs():
             try:
-                taken = self._sender.notify(body, title=title, notify_type=kind, body_format="text")
-            except BaseException as error:  # its text may have the key
-                self._why = f"apprise raised {type(error).__name__}"
+                accepted = self._sender.notify(body, title=title, notify_type=kind, body_format="text")
+            except BaseException as error:  # the text of the error may contain the key
+                self._error = f"apprise raised {type(error).__name__}"
             else:
-                self._why = "" if taken else "the service cannot be reached, or refuses the message"
+                self._error = "" if accepted else "the service cannot be reached, or refuses the message"
 
 
 def send_to_all(addresses: Sequence[Address], message: Message, timeout: float) -> list[tuple[Address, str]]:
-    """Send a message to all addresses at the same time; return those that have not taken it, with the reason.
+    """Send a message to all addresses at the same time.
 
     Args:
-        addresses: where to send it.
+        addresses: the addresses.
         message: the message.
-        timeout: the seconds that all of them together may take.
+        timeout: the seconds to wait until all addresses have accepted it.
+
+    Returns:
+        each address that has not accepted the message, with the error.
     """
-    until = monotonic() + timeout
+    deadline = monotonic() + timeout
     for address in addresses:
         address.start_sending(message)
-    results = [(address, address.wait_sent(max(0.0, until - monotonic()))) for address in addresses]
-    return [(address, why) for address, why in results if why]
+    results = [(address, address.wait_sent(max(0.0, deadline - monotonic()))) for address in addresses]
+    return [(address, error) for address, error in results if error]
 
 
 def check_urls(urls: Sequence[object]) -> tuple[str, ...]:
-    """Return the addresses that are given, or else those in the environment variable.
+    """Return the given addresses, or by default those in the environment variable EVENTLOOP_NOTIFY.
 
     Raises:
         TypeError: an address is not a str.
-        ValueError: neither has one.
+        ValueError: no address is given, and the variable has none.
     """
     for number, url in enumerate(urls, start=1):
         if not isinstance(url, str):
@@ -110,23 +114,23 @@ def check_urls(urls: Sequence[object]) -> tuple[str, ...]:
                 f"address {number} of NotifyWriter must be a str, got {type(url).__name__}: pass the "
                 "addresses one by one, as in NotifyWriter('slack://...', 'mailto://...')"
             )
-    found = tuple(str(url) for url in urls) or tuple(os.environ.get(VARIABLE, "").split())
-    if not found:
+    chosen = tuple(str(url) for url in urls) or tuple(os.environ.get(VARIABLE, "").split())
+    if not chosen:
         raise ValueError(
             f"NotifyWriter needs an address, got none: pass it, as in NotifyWriter('slack://...'), or set "
             f"{VARIABLE}"
         )
-    return found
+    return chosen
 
 
 def load_services() -> None:
-    """Import apprise and the modules of its services, which takes some 0.2 s.
+    """Import apprise and the modules of its services, which takes about 0.2 s.
 
     Raises:
         ImportError: apprise is not installed.
     """
     with warnings.catch_warnings(), _without_logs():
-        warnings.simplefilter("ignore", DeprecationWarning)  # it imports imghdr
+        warnings.simplefilter("ignore", DeprecationWarning)  # apprise imports imghdr
         try:
             apprise = importlib.import_module("apprise")
         except ImportError as error:
@@ -135,34 +139,44 @@ def load_services() -> None:
 
 
 def open_addresses(urls: Sequence[str]) -> list[Address]:
-    """Return an `Address` for each of the apprise addresses, once the services are loaded.
+    """Return an `Address` for each URL; call it after `load_services`.
 
     Raises:
-        ValueError: apprise does not take an address; the message names its place and scheme.
+        ValueError: apprise refuses a URL; the message has its number and its scheme.
     """
     apprise: Any = importlib.import_module("apprise")
-    with _without_logs():  # an asset of its own, by which nothing is stored on the disk
+    with _without_logs():
+        # by default apprise stores data about addresses on the disk
         asset = apprise.AppriseAsset(
             app_id="eventloop", app_desc="eventloop", async_mode=False, storage_mode="memory"
         )
-        return [_open(apprise, asset, url, at, len(urls)) for at, url in enumerate(urls, start=1)]
+        return [_open(apprise, asset, url, number, len(urls)) for number, url in enumerate(urls, start=1)]
 
 
-def _open(apprise: Any, asset: Any, url: str, at: int, count: int) -> Address:
-    found = _SCHEME.match(url)
-    scheme = found[1].lower() if found else ""
-    label = f"address {at} of {count} ({f'{scheme}://' if scheme else 'without a scheme'})"
+def _open(apprise: Any, asset: Any, url: str, number: int, count: int) -> Address:
+    """Return the `Address` of URL `number` of `count`; raise ValueError if apprise refuses it."""
+    match = _SCHEME.match(url)
+    scheme = match[1].lower() if match else ""
+    shown_scheme = f"{scheme}://" if scheme else "without a scheme"
+    label = f"address {number} of {count} ({shown_scheme})"
     sender = apprise.Apprise(asset=asset)
     try:
-        taken = bool(scheme) and sender.add(url)
-    except Exception:  # its text may have the key
-        taken = False
-    if not taken:
-        raise ValueError(f"{label} of NotifyWriter is no address that apprise takes{_cure(apprise, scheme)}")
+        is_accepted = bool(scheme) and sender.add(url)
+    except Exception:  # not raised, because its text may contain the key
+        is_accepted = False
+    if not is_accepted:
+        hint = _address_hint(apprise, scheme)
+        raise ValueError(f"{label} of NotifyWriter is no address that apprise takes{hint}")
     return Address(label, sender)
 
 
-def _cure(apprise: Any, scheme: str) -> str:
+def _address_hint(apprise: Any, scheme: str) -> str:
+    """Return the end of the error about an address, which says what to change.
+
+    Args:
+        apprise: the module.
+        scheme: the scheme of the address; "" if it has none.
+    """
     if not scheme:
         return ": expected one such as slack://..., mailto://... or json://host/path"
     known = [*apprise.NotificationManager().schemas()]
@@ -180,9 +194,9 @@ def _cure(apprise: Any, scheme: str) -> str:
 
 @contextmanager
 def _without_logs() -> Iterator[None]:
-    """Drop the log records of this thread, such as those of urllib3, which have the path of each request."""
-    if not isinstance(make := logging.getLogRecordFactory(), _RecordFactory):
-        logging.setLogRecordFactory(_RecordFactory(make))
+    """Drop the log records of this thread, for example urllib3's, which have the path of a request."""
+    if not isinstance(factory := logging.getLogRecordFactory(), _RecordFactory):
+        logging.setLogRecordFactory(_RecordFactory(factory))
     token = _silent.set(True)
     try:
         yield
@@ -191,20 +205,19 @@ def _without_logs() -> Iterator[None]:
 
 
 class _RecordFactory:
-    """Make log records; those that are made while a message is sent get a level that no handler takes.
+    """Create log records; inside `_without_logs` they get the level `DROPPED`, so that none is written.
 
-    The libraries that send may log addresses with their keys. A filter would have to be added to each logger,
-    also to those that do not exist yet.
+    A logging filter would have to be added to each logger, also to those that do not exist yet.
 
     Args:
-        make: the program's own factory.
+        factory: the program's own factory, which creates the records.
     """
 
-    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
-        self._make = make
+    def __init__(self, factory: Callable[..., logging.LogRecord]) -> None:
+        self._factory = factory
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
-        record = self._make(*args, **kwargs)
+        record = self._factory(*args, **kwargs)
         if _silent.get():
             record.levelno = DROPPED
         return record

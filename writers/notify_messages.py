@@ -1,4 +1,4 @@
-"""Make the messages of `NotifyWriter` from the events of a run."""
+"""Compose the messages of `NotifyWriter` from the events of a run."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from eventloop.writers.notify_addresses import Message
 from eventloop.writers.tracker_values import run_name_of
 
 FIELD_LENGTH = 1000
-"""The number of characters of a field, such as an error, that a message has."""
+"""The most characters of a field of an event, such as its error, in a message."""
 TITLE_LENGTH = 150
+"""The most characters of a message's title."""
 _KINDS: Mapping[type[Event], str] = {
     CheckpointFailed: "failure",
     HandlerFailed: "failure",
@@ -40,32 +41,35 @@ _KINDS: Mapping[type[Event], str] = {
     PreemptionRequested: "warning",
     RolledBack: "warning",
 }
+"""The kind of the message about an event; "info" for other events."""
 _LEFT_OUT = ("max_iters", "max_epochs", "data")
+"""The fields of an event that its message does not have."""
 
 
 class Progress:
-    """The facts about a run that the message of its end has: scores, and when it began."""
+    """Collect the facts for the message about the end of a run: its duration, scores and loss."""
 
     NEEDED = (BeforeRun, BeforeTrain, AfterVal, AfterTest, ScalarsLogged)
 
     def __init__(self) -> None:
-        self._begin(None)
+        self._reset(None)
 
-    def _begin(self, when: float | None) -> None:
-        self._began = self._now = when
+    def _reset(self, began: float | None) -> None:
+        """Reset the facts for a new run; `began` is the Unix time of its begin, or None if it is unknown."""
+        self._began = self._last_time = began
         self.trains = False
-        """Whether the run is a training, and not a validation, test or prediction alone."""
+        """Whether the run is a training, and not only a validation, test or prediction."""
         self._last: dict[str, float] = {}
         self._best: dict[str, float] = {}
         self._test: dict[str, float] = {}
         self._loss: float | None = None
 
-    def receive(self, when: float, event: Event) -> None:
-        """Receive an event and the Unix time of its emit."""
-        self._now = when
+    def receive(self, timestamp: float, event: Event) -> None:
+        """Update the facts by an event, given with the Unix time of its emit."""
+        self._last_time = timestamp
         match event:
             case BeforeRun():
-                self._begin(when)
+                self._reset(timestamp)
             case BeforeTrain():
                 self.trains = True
             case AfterVal(reason="completed"):
@@ -78,18 +82,19 @@ class Progress:
                 self._loss = event.scalars.get("loss", self._loss)
 
     def _record_best(self, name: str, score: float) -> None:
+        """Update the best score of a name, unless its name does not show whether higher is better."""
         try:
-            choose = min if infer_rule(name) == "less" else max
-        except ValueError:  # nobody has said which of its values are better
+            better = min if infer_rule(name) == "less" else max
+        except ValueError:
             return
         if not isnan(score):
-            self._best[name] = choose(self._best.get(name, score), score)
+            self._best[name] = better(self._best.get(name, score), score)
 
     def lines(self) -> list[str]:
-        """Return the lines about time and scores."""
+        """Return the lines about duration, scores and loss."""
         lines = []
-        if self._began is not None and self._now is not None:  # else the begin is in no delivered event
-            lines.append(f"time: {duration(max(0.0, self._now - self._began))}")
+        if self._began is not None and self._last_time is not None:  # None without a `before_run` event
+            lines.append(f"time: {duration(max(0.0, self._last_time - self._began))}")
         for name, score in self._last.items():
             best = f", best {value_text(self._best[name])}" if name in self._best else ""
             lines.append(f"{on_a_line(name)}: last {value_text(score)}{best}")
@@ -98,7 +103,10 @@ class Progress:
 
 
 class Texts:
-    """Make messages that name the run, its machine and its directory.
+    """Compose messages that name the run, its machine and its directory.
+
+    The `unsent` argument of its methods counts the events since the last message that had none of their own,
+    by name.
 
     Args:
         run: the facts of the run.
@@ -108,63 +116,70 @@ class Texts:
         self._name = on_a_line(run_name_of(run, None), 60)
         self._where = f"directory: {on_a_line(socket.gethostname())}:{on_a_line(run.work_dir)}"
 
-    def of_event(self, event: Event, progress: Progress, held_back: Counter[str]) -> Message:
-        """Return the message about an event, which counts the events that had none."""
+    def of_event(self, event: Event, progress: Progress, unsent: Counter[str]) -> Message:
+        """Return the message about an event."""
         if isinstance(event, AfterRun):
-            headline, kind = _end_of(event, trains=progress.trains)
+            headline, kind = _run_end(event, trains=progress.trains)
             lines = [*_end_lines(event), *progress.lines()]
         else:
             headline, kind = event_name(type(event)).replace("_", " "), _KINDS.get(type(event), "info")
             lines = _field_lines(event)
-        return self._message(headline, lines, kind, held_back)
+        return self._message(headline, lines, kind, unsent)
 
-    def of_hang(self, seconds: float, held_back: Counter[str]) -> Message:
-        """Return the message that no iteration has ended for some time."""
+    def of_hang(self, seconds: float, unsent: Counter[str]) -> Message:
+        """Return the message that no iteration has ended for so many seconds."""
         text = f"No iteration has ended for {duration(seconds)}."
         lines = [f"{text} The run may hang, or do something that takes long between two iterations."]
-        return self._message("no progress", lines, "warning", held_back)
+        return self._message("no progress", lines, "warning", unsent)
 
-    def of_held_back(self, held_back: Counter[str]) -> Message:
-        """Return the message that only counts the events that had none."""
-        return self._message("more events", [], "info", held_back)
+    def of_unsent(self, unsent: Counter[str]) -> Message:
+        """Return a message that only counts the events without a message of their own."""
+        return self._message("more events", [], "info", unsent)
 
-    def _message(self, headline: str, lines: list[str], kind: str, held_back: Counter[str]) -> Message:
-        if held_back:
-            counts = ", ".join(f"{count:,} {name}" for name, count in held_back.most_common())
+    def _message(self, headline: str, lines: list[str], kind: str, unsent: Counter[str]) -> Message:
+        if unsent:
+            counts = ", ".join(f"{count:,} {name}" for name, count in unsent.most_common())
             lines = [*lines, f"events without a message of their own since the last one: {counts}"]
         title = on_a_line(f"{self._name}: {headline}", TITLE_LENGTH)
         return Message(title, "\n".join([*lines, self._where]), kind)
 
 
-def _end_of(event: AfterRun, *, trains: bool) -> tuple[str, str]:
-    """Return how a run ended as the end of a title, and the kind of the message."""
-    what = "training" if trains else "run"
+def _run_end(event: AfterRun, *, trains: bool) -> tuple[str, str]:
+    """Return a headline such as "training failed", and the kind of the message such as "failure"."""
+    noun = "training" if trains else "run"
     if (event.error or "").startswith(KeyboardInterrupt.__name__):
-        return f"{what} interrupted", "warning"
+        return f"{noun} interrupted", "warning"
     if event.error is not None:
-        return f"{what} failed", "failure"
+        return f"{noun} failed", "failure"
     if event.signal is not None:
-        return f"{what} ended by {event.signal}", "warning"
+        return f"{noun} ended by {event.signal}", "warning"
     if event.reason == COMPLETED:
-        return f"{what} completed", "success"
-    return f"{what} stopped: {event.reason}", "info"
+        return f"{noun} completed", "success"
+    return f"{noun} stopped: {event.reason}", "info"
 
 
 def _end_lines(event: AfterRun) -> list[str]:
+    """Return the lines about why and where a run ended."""
     lines = [f"reason: {_shortened(event.reason)}"]
     if event.error is not None:
         lines.append(f"error: {_shortened(event.error)}")
     if event.signal is not None:
         lines.append(f"signal: {event.signal}")
-    of = f" of {event.max_iters:,}" if event.max_iters is not None else ""
-    return [*lines, f"iterations: {event.iter:,}{of}, epochs: {event.epoch:,}"]
+    of_total = f" of {event.max_iters:,}" if event.max_iters is not None else ""
+    return [*lines, f"iterations: {event.iter:,}{of_total}, epochs: {event.epoch:,}"]
 
 
 def _field_lines(event: Event) -> list[str]:
-    fields = ((name, getattr(event, name)) for name in event.__struct_fields__ if name not in _LEFT_OUT)
-    return [f"{name}: {_shortened(str(value))}" for name, value in fields if value not in ("", None)]
+    """Return a line for each field of an event that has a value."""
+    lines = []
+    for name in event.__struct_fields__:
+        value = getattr(event, name)
+        if name not in _LEFT_OUT and value not in ("", None):
+            lines.append(f"{name}: {_shortened(str(value))}")
+    return lines
 
 
 def _shortened(text: str) -> str:
-    shown = printable(text)
-    return shown if len(shown) <= FIELD_LENGTH else f"{shown[:FIELD_LENGTH]}…"
+    """Return a text without control characters, cut after `FIELD_LENGTH` characters."""
+    clean = printable(text)
+    return clean if len(clean) <= FIELD_LENGTH else f"{clean[:FIELD_LENGTH]}…"

@@ -1,4 +1,4 @@
-"""Send a message when a run ends, fails or needs a person, to any of the services that apprise knows."""
+"""Send messages about the end and the failures of a run to the chat and mail services of apprise."""
 
 from __future__ import annotations
 
@@ -44,13 +44,16 @@ from eventloop.writers.writer import TimedWriter
 logger = logging.getLogger("eventloop")
 
 EVENTS: tuple[type[Event], ...] = (AfterRun, PreemptionRequested, InvalidLoss, RolledBack, CheckpointFailed)
-"""The events of which a message is sent by default."""
-MOVING = (AfterTrainIter, AfterValIter, AfterTestIter, AfterPredictIter, CommandApplied)
+"""The events about which a message is sent by default."""
+ACTIVITY = (AfterTrainIter, AfterValIter, AfterTestIter, AfterPredictIter, CommandApplied)
 """The events that show that a run does not hang."""
 TICKS = 10
-"""The number of parts of `hang_after`; the message of a hang comes one of them late."""
-AT_LEAST = TICKS + 1
-"""The number of ticks in which all of `hang_after` has passed; the first one may come at once."""
+"""The number of ticks in `hang_after` seconds, which `_watch` counts instead of seconds."""
+HANG_TICKS = TICKS + 1
+"""The number of ticks after which a message about a hang is sent.
+
+One more than in `hang_after`, because the first tick may come directly after an event.
+"""
 
 
 class NotifyWriter(TimedWriter):
@@ -63,37 +66,37 @@ class NotifyWriter(TimedWriter):
             time: 42.1 min
             accuracy: last 0.9812, best 0.9834
 
-    Addresses are those of the library apprise, which knows more than a hundred services, such as
+    An address is a URL of the library apprise, which supports more than a hundred services, such as
     `slack://`, `mailto://`, `tgram://`, `discord://`, `ntfy://` and `json://host/path`. Keep their keys out
     of scripts and configs: without an address, the writer takes those in the environment variable
     EVENTLOOP_NOTIFY, separated by spaces. No key gets into a file, a log, an error or the output of a run.
 
-    One message is sent for each event to every address, from rank 0. An address that refuses it, or does not
-    answer in time, is named once in the log, and the event counts as failed for this writer; the other
-    addresses have the message.
+    Rank 0 sends a message about each event to every address. If an address refuses a message, or does not
+    answer in time, the log names it once, and the event counts as failed for this writer; the other addresses
+    receive the message.
 
-    No more than `limit` messages are sent within `period` seconds. The next message counts the events that
-    had none, by their names. The end of a training is sent in any case.
+    At most `limit` messages are sent within `period` seconds, except that the end of a training is always
+    sent. The next message counts the events without a message, by name.
 
     Args:
         urls: addresses of apprise.
-        events: the events of which a message is sent, names or classes. By default `after_run` (with the
-            reason, which names early stopping, a signal and so on), `preemption_requested`, `invalid_loss`,
-            `rolled_back` and `checkpoint_failed`. Further ones are `stop_requested`, `handler_failed`,
+        events: the names or classes of the events about which a message is sent. By default `after_run`
+            (with the reason, such as early stopping or a signal), `preemption_requested`, `invalid_loss`,
+            `rolled_back` and `checkpoint_failed`. You may also choose `stop_requested`, `handler_failed`,
             `events_dropped`, `loader_stall`, `slow_handler`, `slow_rank`, `checkpoint_saved` and events of
             your own.
-        hang_after: seconds without the end of an iteration, be it of training, validation, test or
-            prediction, after which a message is sent, once for each such time; None sends none. A pause by a
-            command is not counted. Choose more than the longest time between two iterations, such
-            as that of compiling. A program whose code keeps Python's lock while it hangs sends nothing.
+        hang_after: send a message once if no iteration of a training, validation, test or prediction has
+            ended for so many seconds; None sends none. A pause by a command is not counted. Choose more than
+            the longest time between two iterations, for example for compiling. A program that hangs in code
+            that holds Python's interpreter lock sends nothing.
         limit: the most messages within `period`.
-        period: seconds.
-        timeout: seconds that all addresses together may take for a message.
-        name: the writer's name in reports; needed if there are two of this class.
+        period: the seconds of the limit.
+        timeout: the seconds to wait until all addresses have accepted a message.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
 
     Raises:
         ImportError: apprise is not installed.
-        TypeError, ValueError: there is no address, apprise does not take one, an event is unknown, or
+        TypeError, ValueError: there is no address, apprise refuses an address, an event is unknown, or
             another argument is wrong.
     """
 
@@ -118,23 +121,24 @@ class NotifyWriter(TimedWriter):
             number("hang_after", hang_after, above=0)
         self.name = name
         self._chosen = EVENTS if events is None else tuple(find_event(event) for event in several(events))
-        watched = MOVING if hang_after is not None else ()
-        self.events = tuple(dict.fromkeys((*Progress.NEEDED, AfterRun, *self._chosen, *watched)))
+        activity = ACTIVITY if hang_after is not None else ()
+        self.events = tuple(dict.fromkeys((*Progress.NEEDED, AfterRun, *self._chosen, *activity)))
         self._hang_after, self._limit, self._period, self._timeout = hang_after, limit, period, timeout
         self.stall_timeout = 60.0 + 2 * limit * timeout
         self._urls = check_urls(urls)
         load_services()
-        open_addresses(self._urls)  # to refuse wrong ones now
+        open_addresses(self._urls)  # raises if an address is wrong
 
     def open(self, run: Run) -> None:
+        """Prepare for a run; with `hang_after`, start the thread that watches for a hang."""
         self._addresses = open_addresses(self._urls)
         self._texts, self._progress = Texts(run), Progress()
-        self._sent: deque[float] = deque(maxlen=self._limit)  # when the last messages were sent
-        self._held_back = Counter[str]()
-        self._warned = set[Address]()
-        self._lock = threading.Lock()  # held while a message is sent
-        self._moves = False  # whether iterations are to come: the run has begun, and is not paused
-        self._idle_ticks = 0  # ticks of `_watch` since the last event or message, without pauses
+        self._send_times: deque[float] = deque(maxlen=self._limit)  # when the last messages were sent
+        self._unsent = Counter[str]()  # by name, the events since the last message that had none
+        self._warned = set[Address]()  # the addresses whose failure was logged
+        self._lock = threading.Lock()  # held while the thread of `_watch` or of the writer sends a message
+        self._is_active = False  # whether iterations are expected: the run has begun, and is not paused
+        self._idle_ticks = 0  # ticks of `_watch` in an active run since the last event or message
         self._closed = threading.Event()
         if self._hang_after is not None:
             BackgroundThread(
@@ -145,50 +149,53 @@ class NotifyWriter(TimedWriter):
             ).start()
 
     def write_timed(self, events: list[Timed]) -> None:
+        """Send the messages of events; raise `NotTaken` with the events whose message was not accepted."""
         failed = []
-        for when, event in events:
+        for timestamp, event in events:
             with self._lock:
-                if why := self._handle(when, event):
-                    failed.append(BadEvent(event_name(type(event)), field="", why=why, reported=True))
+                if error := self._handle(timestamp, event):
+                    failed.append(BadEvent(event_name(type(event)), field="", why=error, reported=True))
         if failed:
             raise NotTaken(failed, of=len(events))
 
-    def _handle(self, when: float, event: Event) -> str:
-        """Send the message of an event, if it has one; return why addresses have not taken it."""
+    def _handle(self, timestamp: float, event: Event) -> str:
+        """Send a message about an event if it is chosen and the limit allows it.
+
+        Returns:
+            the errors of addresses that have not accepted the message, or "".
+        """
         self._idle_ticks = 0
-        self._progress.receive(when, event)
+        self._progress.receive(timestamp, event)
         match event:
             case BeforeRun() | AfterTrainIter() | CommandApplied(command="go"):
-                self._moves = True
+                self._is_active = True
             case AfterRun() | CommandApplied(command="pause"):
-                self._moves = False
+                self._is_active = False
         if not isinstance(event, self._chosen):
             return ""
-        is_end = isinstance(event, AfterRun) and self._progress.trains
-        if not is_end and self._hold_back(event_name(type(event))):
+        is_training_end = isinstance(event, AfterRun) and self._progress.trains
+        if not is_training_end and self._exceeds_limit():
+            self._unsent[event_name(type(event))] += 1
             return ""
-        return self._send(self._texts.of_event(event, self._progress, self._held_back))
+        return self._send(self._texts.of_event(event, self._progress, self._unsent))
 
     def close(self) -> None:
         self._closed.set()
         with self._lock:
-            if self._held_back:
-                self._send(self._texts.of_held_back(self._held_back))
+            if self._unsent:
+                self._send(self._texts.of_unsent(self._unsent))
 
-    def _hold_back(self, what: str) -> bool:
-        """Count a message instead of sending it, if `limit` were sent within `period`."""
-        if len(self._sent) < self._limit or monotonic() - self._sent[0] >= self._period:
-            return False
-        self._held_back[what] += 1
-        return True
+    def _exceeds_limit(self) -> bool:
+        """Return whether `limit` messages were sent within the last `period` seconds."""
+        return len(self._send_times) == self._limit and monotonic() - self._send_times[0] < self._period
 
     def _send(self, message: Message) -> str:
-        """Send a message to all addresses; return what has failed, "" if all have taken it."""
-        self._sent.append(monotonic())
+        """Send a message to all addresses; return the errors of those that have not accepted it, or ""."""
+        self._send_times.append(monotonic())
         failed = send_to_all(self._addresses, message, self._timeout)
-        self._held_back.clear()
-        self._idle_ticks = 0  # the iterations that ended meanwhile are still in the queue
-        for address, why in failed:
+        self._unsent.clear()
+        self._idle_ticks = 0  # iterations that ended during the send are still in the queue
+        for address, error in failed:
             if address not in self._warned:
                 self._warned.add(address)
                 logger.warning(
@@ -196,19 +203,23 @@ class NotifyWriter(TimedWriter):
                     self._called,
                     address.label,
                     message.title,
-                    why,
+                    error,
                 )
-        return "; ".join(f"{address.label} did not take the message: {why}" for address, why in failed)
+        return "; ".join(f"{address.label} did not take the message: {error}" for address, error in failed)
 
     def _watch(self, hang_after: float) -> None:
-        """Send a message once the run has stood still for `hang_after` seconds.
+        """Send a message once no event has come for `hang_after` seconds of an active run; runs on a thread.
 
-        Ticks are counted instead of seconds, so that a program that was stopped, or a machine that slept, has
-        not stood still.
+        It counts ticks instead of seconds, so that time in which the program was suspended, or the machine
+        slept, does not count.
         """
         while not self._closed.wait(hang_after / TICKS):
             with self._lock:
-                self._idle_ticks += self._moves
-                if self._idle_ticks == AT_LEAST and not self._hold_back("no_progress"):
-                    self._send(self._texts.of_hang(hang_after, self._held_back))
-                    self._idle_ticks = AT_LEAST  # one message, until an event comes
+                self._idle_ticks += self._is_active
+                if self._idle_ticks != HANG_TICKS:
+                    continue
+                if self._exceeds_limit():
+                    self._unsent["no_progress"] += 1
+                    continue
+                self._send(self._texts.of_hang(hang_after, self._unsent))
+                self._idle_ticks = HANG_TICKS  # no second message until an event resets the count

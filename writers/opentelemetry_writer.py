@@ -1,4 +1,4 @@
-"""The OpenTelemetry writer: numbers as gauges, stages of the run as spans, its health as log records.
+"""Send a run by OpenTelemetry: numbers as gauges, stages of the run as spans, problems as log records.
 
 `otlp_spans` makes spans of events, `otlp_client` encodes requests, `otlp_outbox` sends them.
 """
@@ -40,29 +40,30 @@ from eventloop.writers.otlp_arguments import (
     headers_of_environment,
 )
 from eventloop.writers.otlp_spans import HEALTH, SAME, SECOND, Spans, Stages, log_line
-from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter
+from eventloop.writers.tracker import RUN_EVENTS, TrackerWriter
 from eventloop.writers.tracker_arguments import (
     check_texts,
     secrets_of_headers,
     setting,
 )
+from eventloop.writers.tracker_state import Known
 from eventloop.writers.tracker_values import run_name_of, values_of
 
 NAMED = 5
-"""The number of refused metrics that a line in the log names."""
+"""The most refused metrics that are named in one warning."""
 
 
 class _InFlight(msgspec.Struct):
-    """The writer's state on the disk, which the next run in the folder reads after a kill or to resume."""
+    """The contents of the file `*.inflight`, which the next run in the folder reads."""
 
     id: str = ""
     """The id of the run, as 32 hexadecimal digits."""
     requests: list[tuple[str, bytes]] = []
-    """Requests that may have been received; they are sent again, unchanged."""
+    """The path and body of each request without an answer; after a kill they are sent again, unchanged."""
     last: dict[str, int] = {}
-    """The last step of each metric by name, steps in `requests` included."""
+    """The last step of each metric by name, including the steps in `requests`."""
     stages: Stages = msgspec.field(default_factory=Stages)
-    """The stages of the run that have begun and not ended, whose spans a kill leaves open."""
+    """The stages of the run that have begun and not ended; after a kill their spans are ended."""
 
 
 class OpenTelemetryWriter(TrackerWriter):
@@ -70,38 +71,38 @@ class OpenTelemetryWriter(TrackerWriter):
 
         OpenTelemetryWriter("http://localhost:4318", headers={"authorization": "Bearer ..."})
 
-    A number is a gauge `{mode}/{name}`. At the same time there is a gauge `{mode}/step`: as an attribute,
-    each step would be a time series of its own. Spans are the run, its epochs, validations, tests and
-    checkpoints, and in an epoch the iterations that a `TraceHook` recorded, with their phases. Events such as
-    `handler_failed`, `loader_stall` and `slow_rank` are log records. The service, the run and the rank are
-    attributes of the resource.
+    A number is a gauge `{mode}/{name}`. A gauge `{mode}/step` has the step at the same time; if the step were
+    an attribute, each step would be a time series of its own. Spans are the run, its epochs, validations,
+    tests and checkpoints, and in an epoch the iterations that a `TraceHook` recorded, with their phases.
+    Events such as `handler_failed`, `loader_stall` and `slow_rank` are log records. The service, the run and
+    the rank are attributes of the resource.
 
-    Spans, numbers and log records have the times of the emits, however late the collector receives them;
-    an event that waited in a spill file has the time of one before it. A replay sends spans with the same ids
-    once more.
+    Spans, numbers and log records have the time of the event's emit, also if the collector receives them
+    later. An event that waited in a spill file has the time of an earlier event. A replay sends spans with
+    the same ids again.
 
     A request that the collector refuses (400, 422), or that is too large (413, or more than 900 kB), is split
-    until it is accepted or has one value. A refused value is left out, its metric is named once, and its
-    event counts as failed; so do events of values that the collector rejects in an accepted request. Many
-    refusals cost no more than some 200 requests, and then refused requests are left out without a search.
-    Any other answer than 200 is an outage, for which the events wait.
+    until it is accepted or has one value. A refused value is left out: the log names its metric once, and its
+    event counts as failed. The same applies to values that the collector rejects in an accepted request. The
+    search for refused values costs at most about 200 requests; after that, refused requests are left out as a
+    whole. After any other answer than 200 the events wait, and the writer retries.
 
     A resumed run continues the trace whose id is in `<work_dir>/otlp_run.json`. Steps that are run again are
-    not sent again. After a kill the request that was under way is sent again, unchanged; a collector merges
-    points of the same series and time. The spans that were open end at the last event before the kill, with
-    the error "killed": a worker process, which outlives the program, sends them at once, else the next run
-    in the folder does. Events that a kill took are read from the run's event log, if the run has an
+    not sent again. A request that a kill interrupted is sent again, unchanged; the collector merges points of
+    the same series and time. Spans that were open at a kill end at the last event before it, with the error
+    "killed". A worker process, which outlives the program, sends them at once; without one, the next run in
+    the folder does. Events that a kill lost are read from the run's event log, if the run has an
     `EventLogWriter`.
 
-    Headers are in no file of the run: `eventloop replay` takes them from OTEL_EXPORTER_OTLP_HEADERS.
+    Headers are written to no file of the run: `eventloop replay` reads them from OTEL_EXPORTER_OTLP_HEADERS.
 
     Args:
         endpoint: the URL of the collector, to which `/v1/metrics` and so on are added; by default
             OTEL_EXPORTER_OTLP_ENDPOINT.
-        headers: sent with each request, such as a key; by default OTEL_EXPORTER_OTLP_HEADERS.
-        service: `service.name`, by default OTEL_SERVICE_NAME, else the name of the work dir.
-        timeout: seconds that a request may take.
-        name: the writer's name in reports; needed if there are two of this class.
+        headers: HTTP headers of each request, such as a key; by default OTEL_EXPORTER_OTLP_HEADERS.
+        service: the attribute `service.name`; by default OTEL_SERVICE_NAME, or else the name of the work dir.
+        timeout: the most seconds of a request.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
         offload: "process", "thread", or "auto", the default: a process if possible.
 
     Raises:
@@ -138,13 +139,13 @@ class OpenTelemetryWriter(TrackerWriter):
         offload: str | None = None,
     ) -> None:
         super().__init__(name, offload)
-        if not endpoint:  # both variables are of one collector
+        if not endpoint:  # the endpoint is in the environment, and so is its protocol
             check_protocol()
         self._endpoint = check_endpoint(
             *setting("endpoint", endpoint, "OTEL_EXPORTER_OTLP_ENDPOINT", "OpenTelemetryWriter")
         )
         if headers is None:
-            headers_of_environment()  # to refuse wrong ones now; they are read when the run begins
+            headers_of_environment()  # raises if they are wrong; `connect` reads them again
         self._headers = None if headers is None else check_headers("headers", headers)
         check_texts(service=service)
         self._service = service or os.environ.get("OTEL_SERVICE_NAME")
@@ -154,67 +155,84 @@ class OpenTelemetryWriter(TrackerWriter):
         )
 
     def connect(self, run: Run, known: Known) -> Known:
+        """Send the requests that a kill interrupted, and continue the trace in `known` or begin one.
+
+        Returns:
+            the id of the trace, and the last step of each metric that was sent.
+        """
         headers = self._headers if self._headers is not None else headers_of_environment()
         self._secrets = secrets_of_headers(headers)
         self._client = self._lib.Client(self._endpoint, headers, self._timeout)
         self._clock = 0
-        self._outbox = self._outboxes.Outbox(self._client, self._drop)
-        self._made = 0  # how many of the waiting events have their request
-        self._unsent: set[int] = set()  # the times of the numbers that wait, of which none was refused
-        self._bad: list[BadEvent] = []  # the waiting events with a number that was refused
-        self._named: set[tuple[str, str]] = set()  # path and name of each metric that the log calls left out
-        run_id, self._before = known.id or os.urandom(16).hex(), known.last
+        self._outbox = self._outboxes.Outbox(self._client, self._report_loss)
+        self._encoded = 0  # how many of the waiting events are encoded in requests of the outbox
+        # the waiting scalar events without a refused number, by their times, which are all different
+        self._unrefused_times: set[int] = set()
+        self._bad: list[BadEvent] = []  # the waiting events with a refused number
+        self._named: set[tuple[str, str]] = set()  # path and name of each metric in a warning
+        run_id, self._last_before = known.id or os.urandom(16).hex(), known.last
         self._resource = self._resource_of(run, run_id)
-        left = self._send_again()
-        self._resumes = left.id == run_id and run.trainer_id not in ("", known.trainer_id)
-        stages = self._stages(run, known, left)
+        in_flight = self._send_interrupted()
+        self._resumes = in_flight.id == run_id and run.trainer_id not in ("", known.trainer_id)
+        stages = self._stages_to_continue(run, known, in_flight)
         self._spans = Spans(bytes.fromhex(run_id), time.time(), stages, of_log=not run.trainer_id)
-        return Known(run_id, left.last if left.id == run_id else known.last)
+        return Known(run_id, in_flight.last if in_flight.id == run_id else known.last)
 
-    def _stages(self, run: Run, known: Known, left: _InFlight) -> Stages:
-        """Return the stages to continue; if another run was killed in this folder, send its open spans."""
-        if left.id == known.id:
-            return left.stages
-        if run.trainer_id:  # a training from the beginning, not a replay
-            self._send_killed(run, left)
+    def _stages_to_continue(self, run: Run, known: Known, in_flight: _InFlight) -> Stages:
+        """Return the open stages of the run; if the file in flight is of another run, end its spans."""
+        if in_flight.id == known.id:
+            return in_flight.stages
+        if run.trainer_id:  # "" in a replay
+            self._send_killed(run, in_flight)
         return Stages()
 
-    def _catch_up(self, start: int) -> None:
-        """Write the logged numbers up to the checkpoint, and all other events after the last one sent."""
+    def _send_logged(self, start: int) -> None:
+        """Send the logged numbers up to step `start`, and all other logged events after the last sent one.
+
+        Spans that a kill left open are ended.
+        """
         stages = self._spans.stages
-        since = (stages.last_time + (-SAME if stages.open else SAME)) / SECOND
-        super()._catch_up(start)
+        # the last event's time may differ by `SAME` in the log; with open stages it may not have been sent
+        sent_until = (stages.last_time + (-SAME if stages.open else SAME)) / SECOND
+        super()._send_logged(start)
         if not self._resumes:
             return
         if (log := self._work_dir / FILE_NAME).is_file():
-            others = [event for event in self.events if event is not ScalarsLogged]
-            reader = EventReader(log, only=others, on_torn="ignore")
+            types = [event for event in self.events if event is not ScalarsLogged]
+            reader = EventReader(log, only=types, on_torn="ignore")
             for records in reader.blocks():
                 is_own = reader.run is not None and reader.run.trainer_id == self._known.trainer_id
-                if not is_own:  # the events of this run itself are delivered to the writer later
-                    self._pass_on([Timed(each.time, each.event) for each in records if each.time > since])
+                if not is_own:  # the bus delivers the events of this run to the writer later
+                    unsent = [
+                        Timed(record.time, record.event) for record in records if record.time > sent_until
+                    ]
+                    self._enqueue_and_send(unsent)
         self._spans.end_killed()
 
     def had_before(self, known: Known) -> dict[str, int]:
-        return self._before  # not `known.last`, which has also the steps that `connect` has sent again
+        return self._last_before  # `known.last` also has the steps that `connect` itself has sent
 
     def send(self, events: list[Timed]) -> None:
-        if new := events[self._made :]:
-            self._outbox.requests += self._requests_of(new)
-            self._made = len(events)
-            self._record_in_flight()
+        """Encode new events, store the requests in the file in flight, and send them.
+
+        After an error, the next call sends the requests that are left, and encodes only events after them.
+        """
+        if new_events := events[self._encoded :]:
+            self._outbox.requests += self._requests_of(new_events)
+            self._encoded = len(events)
+            self._write_in_flight()
         self._outbox.send()
-        self._made = 0
-        self._unsent.clear()
+        self._encoded = 0
+        self._unrefused_times.clear()
         self._refused, self._bad = self._refused + self._bad, []
-        self._record_in_flight()
+        self._write_in_flight()
 
     def end(self, status: str) -> None:
         self._spans.read_traces(self._work_dir)
         self._spans.end_killed()
         self._outbox.requests += self._span_requests()
         self._outbox.send()
-        self._record_in_flight()
+        self._write_in_flight()
 
     def where(self) -> str:
         return f" at {self._endpoint}"
@@ -224,13 +242,14 @@ class OpenTelemetryWriter(TrackerWriter):
 
     # --- requests ------------------------------------------------------------------------------------------
 
-    def _drop(self, path: str, body: bytes, why: str, count: int | None) -> None:
-        """Name what the collector has not taken of a request, and note the events that have failed for it.
+    def _report_loss(self, path: str, body: bytes, reason: str, count: int | None) -> None:
+        """Warn about the items of a request that the collector has refused, and record the failed events.
 
         Args:
-            path, body: the request.
-            why: the collector's words.
-            count: how many of its items are lost; None for all.
+            path: the path of the request.
+            body: the request.
+            reason: the collector's error.
+            count: how many of the request's items are lost; None for all.
         """
         kind = f"{path} {'' if count is None else 'partly'}"
         new = {name: None for name in self._lib.names(path, body) if (kind, name) not in self._named}
@@ -239,41 +258,44 @@ class OpenTelemetryWriter(TrackerWriter):
             more = f" and {len(new) - NAMED:,} more" if len(new) > NAMED else ""
             names = ", ".join([*new][:NAMED]) + more
             lost = names if count is None else f"{count:,} of the values or records {names}"
-            self.warn_once(f"{kind} {names}", f"left out are {lost}: {why}")
-        points = reversed(self._lib.points_of(path, body))
-        bad = {at: name for name, at in points if at in self._unsent}
-        for at in sorted(bad)[:count]:
-            self._unsent.remove(at)
-            self._bad.append(BadEvent(event_name(ScalarsLogged), bad[at], why, reported=True))
+            self.warn_once(f"{kind} {names}", f"left out are {lost}: {reason}")
+        points = reversed(self._lib.points_of(path, body))  # the first name of a time wins
+        refused_names = {
+            point_time: name for name, point_time in points if point_time in self._unrefused_times
+        }
+        for point_time in sorted(refused_names)[:count]:
+            self._unrefused_times.remove(point_time)
+            name = refused_names[point_time]
+            self._bad.append(BadEvent(event_name(ScalarsLogged), name, reason, reported=True))
 
     def _requests_of(self, events: list[Timed]) -> list[tuple[str, bytes]]:
+        """Return the path and body of the requests with the spans, numbers and log records of events."""
         points: dict[str, list[tuple[int, float]]] = {}
-        doubtful: dict[str, list[tuple[int, float]]] = {}  # apart, because they may be refused again
+        doubtful_points: dict[str, list[tuple[int, float]]] = {}  # in another request: they may be refused
         lines = []
-        for when, event in events:
-            self._spans.receive(int(when * SECOND), event)
+        for timestamp, event in events:
+            nanoseconds = int(timestamp * SECOND)
+            self._spans.receive(nanoseconds, event)
             if isinstance(event, ScalarsLogged):
-                at = self._next_time(when)
-                values, step = values_of(event), f"{event.mode}/step"
-                if step in values:  # a metric of this name, which has another one in JSON lines, too
-                    values[f"{event.mode}/scalars/step"] = values.pop(step)
-                self._unsent.add(at)
-                for key, value in {**values, step: float(event.step)}.items():
-                    of = doubtful if key in self._outbox.doubtful else points
-                    of.setdefault(key, []).append((at, value))
+                point_time = self._next_time(nanoseconds)
+                self._unrefused_times.add(point_time)
+                for name, value in _gauges(event).items():
+                    group = doubtful_points if name in self._outbox.doubtful else points
+                    group.setdefault(name, []).append((point_time, value))
                 continue
-            if (line := log_line(int(when * SECOND), event)) is not None:
+            if (line := log_line(nanoseconds, event)) is not None:
                 lines.append(line)
             if isinstance(event, AfterTrainEpoch | AfterRun):
                 self._spans.read_traces(self._work_dir, event.iter)
         lib, requests = self._lib, self._span_requests()
-        for of in filter(None, (points, doubtful)):
-            requests.append((lib.METRICS, lib.metrics_request(self._resource, of)))
+        for group in filter(None, (points, doubtful_points)):
+            requests.append((lib.METRICS, lib.metrics_request(self._resource, group)))
         if lines:
             requests.append((lib.LOGS, lib.logs_request(self._resource, self._trace_id, lines)))
         return requests
 
     def _span_requests(self) -> list[tuple[str, bytes]]:
+        """Return a list with the request for the spans that have finished since the last call, or []."""
         spans, self._spans.finished = self._spans.finished, []
         if not spans:
             return []
@@ -283,12 +305,13 @@ class OpenTelemetryWriter(TrackerWriter):
     def _trace_id(self) -> bytes:
         return bytes.fromhex(self._known.id)
 
-    def _next_time(self, when: float) -> int:
-        """Return nanoseconds since 1970, later than all before: a time has one step."""
-        self._clock = max(int(when * SECOND), self._clock + 1)
+    def _next_time(self, nanoseconds: int) -> int:
+        """Return `nanoseconds`, or one more than the last result if that is later; no time repeats."""
+        self._clock = max(nanoseconds, self._clock + 1)
         return self._clock
 
     def _resource_of(self, run: Run, run_id: str) -> Any:
+        """Return the OTLP resource with the service, the run and the rank."""
         return self._lib.resource_of(
             {
                 "service.name": run_name_of(run, self._service),
@@ -299,37 +322,49 @@ class OpenTelemetryWriter(TrackerWriter):
             }
         )
 
-    # --- what a kill leaves --------------------------------------------------------------------------------
+    # --- the file for the next run after a kill ------------------------------------------------------------
 
     @property
     def _in_flight_path(self) -> Path:
         return self._state_path.with_suffix(".inflight")
 
-    def _record_in_flight(self) -> None:
-        left = _InFlight(self._known.id, self._outbox.requests, self._known.last, self._spans.stages)
+    def _write_in_flight(self) -> None:
+        in_flight = _InFlight(self._known.id, self._outbox.requests, self._known.last, self._spans.stages)
         with replacing(self._in_flight_path, durable=False) as file:
-            file.write(msgspec.msgpack.encode(left))
+            file.write(msgspec.msgpack.encode(in_flight))
 
-    def _send_again(self) -> _InFlight:
-        """Send the requests that a kill interrupted; without any, ask the collector whether it answers."""
+    def _send_interrupted(self) -> _InFlight:
+        """Read the file in flight and send its requests; without requests send an empty one, as a check.
+
+        Raises:
+            OSError: the collector does not answer.
+        """
         try:
-            left = msgspec.msgpack.decode(self._in_flight_path.read_bytes(), type=_InFlight)
+            in_flight = msgspec.msgpack.decode(self._in_flight_path.read_bytes(), type=_InFlight)
         except FileNotFoundError:
-            left = _InFlight()
-        if left.requests:
-            self._outbox.requests = left.requests
+            in_flight = _InFlight()
+        if in_flight.requests:
+            self._outbox.requests = in_flight.requests
             self._outbox.send()
         else:
             self._client.post(self._lib.METRICS, b"")
-        return left
+        return in_flight
 
-    def _send_killed(self, run: Run, left: _InFlight) -> None:
-        """Send the spans that a kill of the former program has left open."""
-        trace_id = bytes.fromhex(left.id)
-        spans = Spans(trace_id, stages=left.stages)
+    def _send_killed(self, run: Run, in_flight: _InFlight) -> None:
+        """End and send the spans that an earlier, killed run in this folder has left open."""
+        trace_id = bytes.fromhex(in_flight.id)
+        spans = Spans(trace_id, stages=in_flight.stages)
         spans.end_killed()
         if spans.finished:
-            resource = self._resource_of(run, left.id)
+            resource = self._resource_of(run, in_flight.id)
             request = self._lib.traces_request(resource, trace_id, spans.finished)
             self._outbox.requests.append((self._lib.TRACES, request))
             self._outbox.send()
+
+
+def _gauges(event: ScalarsLogged) -> dict[str, float]:
+    """Return the numbers of an event and its step by the names of their gauges, such as "train/loss"."""
+    gauges, step_name = values_of(event), f"{event.mode}/step"
+    if step_name in gauges:  # a metric called "step" is renamed, as in `JSONLWriter`'s lines
+        gauges[f"{event.mode}/scalars/step"] = gauges.pop(step_name)
+    return {**gauges, step_name: float(event.step)}

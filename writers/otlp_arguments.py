@@ -11,18 +11,20 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from eventloop.writers.tracker_arguments import check_mapping, refuse_password
 
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
+"""The environment variable with HTTP headers."""
 _PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+"""The environment variable with the protocol of the collector."""
 _OWN_HEADERS = ("content-length", "content-type", "host", "transfer-encoding")
-"""The headers that a request of this writer has; a second one would make it wrong."""
+"""The headers that the writer sets itself; a second one of the same name would make the request invalid."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """The names that HTTP allows, RFC 9110, section 5.6.2."""
 
 
 def check_protocol() -> None:
-    """Refuse another protocol than that of this writer, whose port would not answer.
+    """Refuse a protocol in the environment that the writer does not use.
 
     Raises:
-        ValueError: naming the variable.
+        ValueError: OTEL_EXPORTER_OTLP_PROTOCOL is set to another protocol than http/protobuf.
     """
     if (protocol := os.environ.get(_PROTOCOL, "").strip()) not in ("", "http/protobuf"):
         raise ValueError(
@@ -32,13 +34,15 @@ def check_protocol() -> None:
 
 
 def check_endpoint(endpoint: str, source: str) -> str:
-    """Refuse a URL to which no path can be added; the message has no password and no query.
+    """Return the URL of the collector, after a check that paths such as `/v1/metrics` can be added to it.
 
     Args:
-        source: the argument or variable with the URL, for the messages.
+        endpoint: the URL.
+        source: the argument or environment variable that has the URL, for the message.
 
     Raises:
-        ValueError: naming the URL.
+        ValueError: the URL is not of HTTP, or has such a path, a query, a fragment or a password. The message
+            has the URL without password and query.
     """
     refuse_password(source, endpoint, "in headers, or in OTEL_EXPORTER_OTLP_HEADERS")
     expected = f"{source} must be an http or https URL such as http://localhost:4318"
@@ -62,39 +66,42 @@ def check_endpoint(endpoint: str, source: str) -> str:
 
 
 def _can_be_sent_to(parts: SplitResult) -> bool:
-    """Return whether urllib accepts a URL: it has a host, no user, and no spaces or the like."""
+    """Return whether urllib accepts a URL: it has a host, no user, no blank and only printable characters."""
     text = parts.netloc + parts.path
-    is_plain = text.isprintable() and " " not in text and parts.path.isascii()
-    return is_plain and bool(parts.hostname) and "@" not in parts.netloc
+    is_printable = text.isprintable() and " " not in text and parts.path.isascii()
+    return is_printable and bool(parts.hostname) and "@" not in parts.netloc
 
 
 def headers_of_environment() -> dict[str, str]:
-    """Return the headers in OTEL_EXPORTER_OTLP_HEADERS: `key=value,key=value`, values as in a URL.
+    """Return the headers in OTEL_EXPORTER_OTLP_HEADERS: `key=value,key=value`, values escaped as in URLs.
 
     Raises:
-        ValueError: naming the variable.
+        ValueError: the variable has another form, or a header is wrong.
     """
-    text = os.environ.get(_HEADERS, "")
+    parts = os.environ.get(_HEADERS, "").split(",")
     headers: dict[str, str] = {}
-    for number, part in enumerate(text.split(","), start=1):
-        key, equals, value = (each.strip() for each in part.partition("="))
+    for number, part in enumerate(parts, start=1):
+        key, equals, value = (text.strip() for text in part.partition("="))
         if part.strip() and not (equals and _HEADER_NAME.fullmatch(key)):
-            raise ValueError(
+            raise ValueError(  # without the text of the part, which may be a secret
                 f"{_HEADERS} must be key=value,key=value with keys of letters, digits, - and _, got another "
-                f"part {number} of {len(text.split(','))}"  # which may be a key that nobody may see
+                f"part {number} of {len(parts)}"
             )
-        headers |= {key: unquote(value)} if equals else {}
+        if equals:
+            headers[key] = unquote(value)
     return check_headers(_HEADERS, headers)
 
 
 def check_headers(source: str, headers: Any) -> dict[str, str]:
-    """Check that headers are texts; the messages have no values, which may be keys.
+    """Return HTTP headers as a dict, after a check of their names and values.
 
     Args:
-        source: the argument or variable with the headers, for the messages.
+        source: the argument or environment variable that has the headers, for the message.
+        headers: a mapping of names to values, or None.
 
     Raises:
-        TypeError, ValueError: naming the header.
+        TypeError, ValueError: a name or value is not allowed. The message has the name, and never the value,
+            which may be a secret.
     """
     checked: dict[str, str] = check_mapping(source, headers)
     for key, value in checked.items():
@@ -110,6 +117,7 @@ def check_headers(source: str, headers: Any) -> dict[str, str]:
 
 
 def check_timeout(timeout: Any) -> float:
+    """Return a timeout in seconds as a float; raise TypeError or ValueError unless it is above 0."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
     if not 0 < timeout < inf:

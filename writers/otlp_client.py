@@ -1,7 +1,7 @@
-"""Send OTLP requests over HTTP: messages of the OpenTelemetry protocol, encoded by its protobuf package.
+"""Encode requests of the OpenTelemetry protocol (OTLP) with its protobuf package, and post them over HTTP.
 
-`OpenTelemetryWriter` uses this module instead of OpenTelemetry's SDK, because the SDK has a queue and threads
-of its own, gives points its own times and drops what it cannot send.
+`OpenTelemetryWriter` uses this module instead of OpenTelemetry's SDK. The SDK has a queue and threads of its
+own, sets the times of points itself, and drops data that it cannot send.
 """
 
 from __future__ import annotations
@@ -46,22 +46,29 @@ from eventloop._version import __version__
 from eventloop.writers.otlp_spans import LogLine, SpanFacts
 
 REFUSALS = (400, 413, 422)
-"""The answers with which a collector refuses the content or the size of a request.
+"""The HTTP status codes with which a collector refuses the content or the size of a request.
 
 The same request would be refused again. Other errors concern the collector or the login.
 """
 REQUEST_BYTES = 900_000
-"""The size in bytes above which a request is split: nginx takes 1 MB by default, the collector 20 MiB."""
+"""The size in bytes above which a request is split: nginx accepts 1 MB by default, the collector 20 MiB."""
 SHOWN = 500
-"""The number of characters of a collector's message that are shown."""
+"""The most characters of a collector's message that are shown."""
 Points = dict[str, list[tuple[int, float]]]
-"""Values of each metric with their times, in nanoseconds since 1970."""
+"""For each metric by name, its points: the time in nanoseconds since 1970, and the value."""
 METRICS, TRACES, LOGS = "v1/metrics", "v1/traces", "v1/logs"
+"""The paths of the three kinds of requests."""
 SCOPE = InstrumentationScope(name="eventloop", version=__version__)
+"""The library that has recorded the data, which every request names."""
 
 
 class RefusedError(OSError):
-    """Raised for a request that the collector would refuse again; `too_large` for its size."""
+    """Raised if the collector refuses a request, and would refuse it again.
+
+    Args:
+        text: the message.
+        too_large: whether it refuses the size of the request, not its content.
+    """
 
     def __init__(self, text: str, *, too_large: bool) -> None:
         super().__init__(text)
@@ -69,11 +76,12 @@ class RefusedError(OSError):
 
 
 class Rejected(NamedTuple):
-    """What a collector has not taken of a request that it has accepted."""
+    """The items that a collector has rejected in a request that it has accepted."""
 
     number: int
-    """How many data points, spans or log records are lost."""
+    """How many data points, spans or log records it has rejected."""
     why: str
+    """The reason, in the collector's words."""
 
 
 class Client:
@@ -81,8 +89,8 @@ class Client:
 
     Args:
         endpoint: the URL of the collector without `/v1/metrics`.
-        headers: sent with each request, such as a key.
-        timeout: seconds that a request may take.
+        headers: HTTP headers of each request, such as a key.
+        timeout: the most seconds of a request.
     """
 
     def __init__(self, endpoint: str, headers: Mapping[str, str], timeout: float) -> None:
@@ -92,11 +100,18 @@ class Client:
         self._opener = build_opener(_NoRedirect)
 
     def post(self, path: str, body: bytes) -> Rejected | None:
-        """Send one request; return what the collector says that it has not taken of it.
+        """Send one request.
+
+        Args:
+            path: METRICS, TRACES or LOGS.
+            body: the encoded request.
+
+        Returns:
+            the items of the request that the collector has rejected, or None.
 
         Raises:
-            RefusedError: the collector refuses this request, and not others.
-            OSError: the collector is away, or its answer is not 200.
+            RefusedError: the collector refuses the content or the size of this request.
+            OSError: the collector cannot be reached, or its answer is not 200.
         """
         request = Request(f"{self._endpoint}/{path}", body, self._headers, method="POST")
         try:
@@ -113,40 +128,37 @@ class Client:
 
 
 def _rejected(path: str, body: bytes) -> Rejected | None:
-    """Return what an answer with status 200 says of a partial success."""
-    kind, field = _ANSWERS[path]
+    """Return the rejected items in the body of an answer with status 200, or None."""
+    answer_class, count_field = _ANSWERS[path]
     try:
-        partial = kind.FromString(body).partial_success
-    except DecodeError:  # of a server that answers in another way, such as with a page
+        partial = answer_class.FromString(body).partial_success
+    except DecodeError:  # the server answers in another format, for example with a page
         return None
-    count = getattr(partial, field)
+    count = getattr(partial, count_field)
     why = " ".join(partial.error_message.split())[:SHOWN] or "the collector gives no reason"
     return Rejected(count, why) if count > 0 else None
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """Follow no redirect, which would send the headers to another server."""
+    """Refuse redirects, because they would send the headers to another server."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 def metrics_request(resource: Resource, points: Points) -> bytes:
-    """Encode values as gauges."""
-    metrics = [
-        Metric(
-            name=name,
-            gauge=Gauge(data_points=[NumberDataPoint(time_unix_nano=t, as_double=v) for t, v in values]),
-        )
-        for name, values in points.items()
-    ]
+    """Return the encoded request that sends points as gauges."""
+    metrics = []
+    for name, values in points.items():
+        data_points = [NumberDataPoint(time_unix_nano=time, as_double=value) for time, value in values]
+        metrics.append(Metric(name=name, gauge=Gauge(data_points=data_points)))
     scope = ScopeMetrics(scope=SCOPE, metrics=metrics)
     of_resource = ResourceMetrics(resource=resource, scope_metrics=[scope])
     return _encoded(ExportMetricsServiceRequest(resource_metrics=[of_resource]))
 
 
 def traces_request(resource: Resource, trace_id: bytes, spans: Iterable[SpanFacts]) -> bytes:
-    """Encode spans of one trace."""
+    """Return the encoded request that sends spans of one trace."""
     encoded = [
         Span(
             trace_id=trace_id,
@@ -167,7 +179,7 @@ def traces_request(resource: Resource, trace_id: bytes, spans: Iterable[SpanFact
 
 
 def logs_request(resource: Resource, trace_id: bytes, lines: Iterable[LogLine]) -> bytes:
-    """Encode log records, as warnings or errors."""
+    """Return the encoded request that sends log records, as warnings or errors."""
     records = [
         LogRecord(
             time_unix_nano=line.time,
@@ -191,38 +203,53 @@ def halves(path: str, body: bytes, *, points: bool) -> list[bytes]:
 
     Args:
         path: METRICS, TRACES or LOGS.
-        body: the request.
-        points: whether the points of one metric are split, too.
+        body: the encoded request.
+        points: whether a request with only one metric is split, too, between its points.
     """
-    kind = _KINDS[path][0]
-    first, second = kind.FromString(body), kind.FromString(body)
-    whole, rest = _items(path, first), _items(path, second)
-    if len(whole) == 1 and points and path == METRICS:
-        whole, rest = whole[0].gauge.data_points, rest[0].gauge.data_points
-    if (middle := len(whole) // 2) == 0:
+    first, second = _decoded(path, body), _decoded(path, body)
+    first_items, second_items = _items(path, first), _items(path, second)
+    if len(first_items) == 1 and points and path == METRICS:
+        first_items, second_items = first_items[0].gauge.data_points, second_items[0].gauge.data_points
+    if (middle := len(first_items) // 2) == 0:
         return []
-    del whole[middle:]
-    del rest[:middle]
+    del first_items[middle:]
+    del second_items[:middle]
     return [_encoded(first), _encoded(second)]
 
 
 def names(path: str, body: bytes) -> list[str]:
     """Return the names of the metrics or spans in a request, or of the events of its log records."""
-    name = "event_name" if path == LOGS else "name"
-    return [getattr(item, name) for item in _items(path, _KINDS[path][0].FromString(body))]
+    field = "event_name" if path == LOGS else "name"
+    return [getattr(item, field) for item in _items(path, _decoded(path, body))]
 
 
 def points_of(path: str, body: bytes) -> list[tuple[str, int]]:
-    """Return the name and the time of each data point in a request, in nanoseconds since 1970."""
-    metrics = _items(path, _KINDS[path][0].FromString(body)) if path == METRICS else ()
-    return [(metric.name, point.time_unix_nano) for metric in metrics for point in metric.gauge.data_points]
+    """Return the metric's name and the time, in nanoseconds since 1970, of each data point in a request.
+
+    A request of spans or log records has no data points.
+    """
+    if path != METRICS:
+        return []
+    points = []
+    for metric in _items(path, _decoded(path, body)):
+        points += [(metric.name, point.time_unix_nano) for point in metric.gauge.data_points]
+    return points
+
+
+def _decoded(path: str, body: bytes) -> Any:
+    """Return an encoded request as a protobuf message."""
+    request_class, *_ = _KINDS[path]
+    return request_class.FromString(body)
 
 
 def _items(path: str, request: Any) -> Any:
-    """Return the metrics, spans or log records of a request, which has one resource and one scope."""
-    _, resources, scopes, items = _KINDS[path]
-    of_resource = getattr(request, resources)
-    return getattr(getattr(of_resource[0], scopes)[0], items) if of_resource else []
+    """Return the list of metrics, spans or log records in a request with one resource and one scope."""
+    _, resources_field, scopes_field, items_field = _KINDS[path]
+    resources = getattr(request, resources_field)
+    if not resources:
+        return []
+    scopes = getattr(resources[0], scopes_field)
+    return getattr(scopes[0], items_field)
 
 
 _KINDS: dict[str, tuple[Any, str, str, str]] = {
@@ -230,13 +257,13 @@ _KINDS: dict[str, tuple[Any, str, str, str]] = {
     TRACES: (ExportTraceServiceRequest, "resource_spans", "scope_spans", "spans"),
     LOGS: (ExportLogsServiceRequest, "resource_logs", "scope_logs", "log_records"),
 }
-"""The class of the requests of each path, and the fields that lead to the items."""
+"""For each path, the class of its requests, and the names of the nested fields that lead to the items."""
 _ANSWERS: dict[str, tuple[Any, str]] = {
     METRICS: (ExportMetricsServiceResponse, "rejected_data_points"),
     TRACES: (ExportTraceServiceResponse, "rejected_spans"),
     LOGS: (ExportLogsServiceResponse, "rejected_log_records"),
 }
-"""The class of the answers of each path, and the field with the number of rejected items."""
+"""For each path, the class of its answers, and the field that has the number of rejected items."""
 
 
 def _encoded(request: Any) -> bytes:
@@ -245,7 +272,7 @@ def _encoded(request: Any) -> bytes:
 
 
 def resource_of(attributes: Mapping[str, object]) -> Resource:
-    """Return the source of the data, which every request names."""
+    """Return the resource, which names the source of the data in every request."""
     return Resource(attributes=_key_values(attributes))
 
 

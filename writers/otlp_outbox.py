@@ -1,6 +1,6 @@
-"""Send OTLP requests one after the other, and find what a collector refuses in them.
+"""Send OTLP requests one after the other, and find the items in them that a collector refuses.
 
-`OpenTelemetryWriter` uses this module, which sends requests with the client of `otlp_client`.
+`OpenTelemetryWriter` uses this module; the module `otlp_client` posts the requests.
 """
 
 from __future__ import annotations
@@ -10,82 +10,93 @@ from collections.abc import Callable
 from eventloop.writers.otlp_client import METRICS, REQUEST_BYTES, Client, RefusedError, halves, names
 
 SPLITS = 100
-"""The number of refused requests that may be split in a row.
+"""The most refused requests that are split in a row.
 
-A value that is refused among 20,000 is found by 14 splits. Without a limit, a collector that refuses
-everything would be asked twice for each value.
+To find one refused value among 20,000 takes 14 splits. Without a limit, a collector that refuses everything
+would receive two requests for each value.
 """
 
-Drop = Callable[[str, bytes, str, int | None], None]
-"""The type of a function that is called with path and body of a request of which something is lost.
+ReportLoss = Callable[[str, bytes, str, int | None], None]
+"""A function `(path, body, reason, count)` to call for a request with items that the collector has refused.
 
-The others are why, and how many of its items are lost, None for all.
+`count` is the number of these items, None for all.
 """
 
 
 class Outbox:
-    """Hold requests until a collector has answered them; split refused ones, and drop single refused items.
+    """Keep requests until a collector has accepted them; split refused requests, and drop refused items.
 
-    An accepted request, and each call of `send`, permits one more split, up to `SPLITS` in total. Without a
-    split left, a refused request is dropped as a whole.
+    At most `SPLITS` refused requests are split. Each accepted request, and each call of `send`, permits one
+    more split, up to `SPLITS`. If no split is permitted, a refused request is dropped as a whole.
 
     Args:
-        client: sends the requests.
-        drop: is called for each loss.
+        client: posts the requests.
+        report_loss: is called for each request with refused items.
     """
 
-    def __init__(self, client: Client, drop: Drop) -> None:
+    def __init__(self, client: Client, report_loss: ReportLoss) -> None:
         self.requests: list[tuple[str, bytes]] = []
-        """The requests that wait, each with its path."""
+        """The path and body of each request that waits."""
         self.doubtful: set[str] = set()
-        """Metrics of which a value was refused; their later values belong into a request of their own."""
+        """The metrics of which a value was refused; send their later values in another request."""
         self._client = client
-        self._drop = drop
-        self._splits = SPLITS
+        self._report_loss = report_loss
+        self._permitted_splits = SPLITS
 
     def send(self) -> None:
-        """Send the requests.
+        """Send all requests.
 
         Raises:
-            OSError: the collector is away; the requests that it has not answered stay.
+            OSError: the collector cannot be reached; unanswered requests stay in `requests`.
         """
-        self._earn_split()
+        self._permit_split()
         while self.requests:
             path, body = self.requests[0]
-            first, last = self._send_or_split(path, body)
-            rest = self.requests[1:]
-            self.requests = [*((path, part) for part in first), *rest, *((path, part) for part in last)]
+            next_parts, last_parts = self._send_or_split(path, body)
+            others = self.requests[1:]
+            self.requests = [
+                *((path, part) for part in next_parts),
+                *others,
+                *((path, part) for part in last_parts),
+            ]
 
     def _send_or_split(self, path: str, body: bytes) -> tuple[list[bytes], list[bytes]]:
-        """Send a request, or return its halves: those to be sent next, and those to be sent last."""
+        """Send a request, or split it if it is too large or refused.
+
+        Returns:
+            the halves to be sent next, and the halves to be sent last; at least one list is empty.
+        """
         if len(body) > REQUEST_BYTES and (parts := halves(path, body, points=True)):
             return parts, []
         try:
             rejected = self._client.post(path, body)
         except RefusedError as error:
             return self._split(path, body, error)
-        self._earn_split()
+        self._permit_split()
         if rejected is not None:
-            self._drop(path, body, rejected.why, rejected.number)
+            self._report_loss(path, body, rejected.why, rejected.number)
         return [], []
 
     def _split(self, path: str, body: bytes, error: RefusedError) -> tuple[list[bytes], list[bytes]]:
-        """Return the halves of a refused request; call `drop` if it has one item, or no split is left.
+        """Return the halves of a refused request as `_send_or_split` does, or drop and report the request.
 
-        The values of one metric are split last: to find the metrics that are refused saves all others.
+        A request with several metrics is split between them, and sent next. A request with one metric is
+        split between its points, and sent last, so that the refused metrics are found first and all others
+        arrive.
         """
         metrics = set(names(path, body)) if path == METRICS else set()
         if len(metrics) == 1 and not error.too_large:
             self.doubtful |= metrics
-        found_before = bool(metrics) and metrics <= self.doubtful
-        if self._splits > (SPLITS // 2 if found_before else 0):  # the rest is for metrics not yet in doubt
-            first = halves(path, body, points=False)
-            last = [] if first else halves(path, body, points=True)
-            if first or last:
-                self._splits -= 1
-                return first, last
-        self._drop(path, body, str(error), None)
+        is_doubtful = bool(metrics) and metrics <= self.doubtful
+        reserved = SPLITS // 2 if is_doubtful else 0  # splits for metrics that were not refused before
+        if self._permitted_splits > reserved:
+            next_parts = halves(path, body, points=False)
+            last_parts = [] if next_parts else halves(path, body, points=True)
+            if next_parts or last_parts:
+                self._permitted_splits -= 1
+                return next_parts, last_parts
+        self._report_loss(path, body, str(error), None)
         return [], []
 
-    def _earn_split(self) -> None:
-        self._splits = min(SPLITS, self._splits + 1)
+    def _permit_split(self) -> None:
+        self._permitted_splits = min(SPLITS, self._permitted_splits + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -39,22 +39,25 @@ from eventloop.events.outcome import RunOutcome
 from eventloop.tracing.files import find_traces
 
 SECOND = 1_000_000_000
+"""A second in nanoseconds."""
 RECENT = 16
-"""More spans than end within `SAME`."""
+"""The number of ended spans that are remembered: more than end within `SAME`."""
 SAME = SECOND // 1000
-"""The most nanoseconds by which the times of an event in two deliveries differ."""
+"""The most nanoseconds by which the times of one event differ if it is received twice."""
 BEGINS: dict[type[Event], str] = {
     BeforeRun: "run",
     BeforeTrainEpoch: "epoch",
     BeforeVal: "validation",
     BeforeTest: "test",
 }
+"""The events that begin a stage, which becomes a span, and the name of the stage."""
 ENDS: dict[type[Event], str] = {
     AfterRun: "run",
     AfterTrainEpoch: "epoch",
     AfterVal: "validation",
     AfterTest: "test",
 }
+"""The events that end a stage, and the name of the stage."""
 HEALTH: tuple[type[Event], ...] = (
     HandlerFailed,
     EventsDropped,
@@ -67,7 +70,9 @@ HEALTH: tuple[type[Event], ...] = (
     StopRequested,
     CheckpointFailed,
 )
+"""The events that become log records."""
 ERRORS = (HandlerFailed, EventsDropped, CheckpointFailed)
+"""The events whose log records are errors; all others are warnings."""
 
 
 class SpanFacts(NamedTuple):
@@ -78,35 +83,41 @@ class SpanFacts(NamedTuple):
     ended: int
     span_id: bytes
     parent: bytes = b""
+    """The id of the parent span; empty for the span of the run."""
     attributes: Mapping[str, object] = {}
     error: str = ""
 
 
 class LogLine(NamedTuple):
-    """A log record about the run's health."""
+    """A log record about a problem of the run."""
 
     time: int
+    """Nanoseconds since 1970."""
     event: str
+    """The name of the event."""
     text: str
     is_error: bool
     attributes: Mapping[str, object] = {}
 
 
 class Stages(msgspec.Struct):
-    """The stages of a trace that have begun and not ended; times are nanoseconds since 1970."""
+    """The open stages of a run, such as its epoch, and the state that a restarted process needs to end them.
+
+    Times are nanoseconds since 1970.
+    """
 
     run: int = 0
-    """The number of runs that have begun, resumed ones included."""
+    """The number of runs of this trace that have begun, including resumed runs."""
     open: dict[str, tuple[int, bytes]] = {}
-    """When each stage began, and the id of its span, by its name, such as "epoch"."""
+    """For each stage that has begun and not ended, by name: its time, and the id of its span."""
     epochs: list[tuple[int, bytes]] = []
     """For each epoch of the run, its first iteration and the id of its span."""
     info: dict[str, str] = {}
-    """The facts of the run."""
+    """The facts and settings of the run, which become attributes of its span."""
     last_time: int = 0
     """The time of the last event."""
     recent: list[bytes] = []
-    """The ids of the last spans that ended."""
+    """The ids of the last `RECENT` spans that ended."""
 
 
 class Spans:
@@ -116,10 +127,11 @@ class Spans:
 
     Args:
         trace_id: the trace of the run.
-        since: the Unix time before which trace files are ignored; a run that began earlier sets it back.
-        stages: those that a killed program or worker process has left open.
-        of_log: whether the events are those of a log: all of them, if the first one begins a run, else the
-            last ones of the run.
+        since: the Unix time before which trace files are ignored. A `before_run` event with an earlier time
+            replaces it.
+        stages: the open stages of a killed program or worker process, to be continued.
+        of_log: whether the events are read from a log. If the first of them is a `before_run`, it is the
+            whole log, and `stages` is ignored.
     """
 
     def __init__(
@@ -131,44 +143,42 @@ class Spans:
         self._since = since
         self._of_log = of_log
         self._outcome = RunOutcome()
-        self._read: set[Path] = set()
+        self._read_traces: set[Path] = set()
 
     def receive(self, time: int, event: Event) -> None:
-        """Note what an event begins or ends; `time` is nanoseconds since 1970."""
-        kind = type(event)
+        """Begin or end the stage that an event stands for; `time` is nanoseconds since 1970."""
         self._outcome.receive(event)
-        if self._of_log and isinstance(event, BeforeRun):
-            self.stages = Stages()
+        if isinstance(event, BeforeRun) and not self._begin_run(time):
+            return
         self._of_log = False
-        if isinstance(event, BeforeRun):
-            if "run" in self.stages.open and abs(time - self.stages.open["run"][0]) < SAME:
-                return  # the same event once more, for a new worker process, or from the log
-            self.end_killed()
-            self.stages = Stages(self.stages.run + 1, info=self.stages.info, recent=self.stages.recent)
-            self._since = min(self._since, time / SECOND)
-        # a resumed run reads events of its log, which are older than the last one
+        # a resumed run also receives events of its log, which are older than the last event
         self.stages.last_time = max(self.stages.last_time, time)
-        if name := BEGINS.get(kind):
+        if name := BEGINS.get(type(event)):
             span_id = self._id("run") if name == "run" else self._id(name, getattr(event, "iter", 0))
             self.stages.open[name] = (time, span_id)
             if isinstance(event, BeforeTrainEpoch):
                 self.stages.epochs.append((event.iter, span_id))
-        elif name := ENDS.get(kind):
-            if name in self.stages.open:  # else a new worker process receives the end once more
+        elif name := ENDS.get(type(event)):
+            if name in self.stages.open:  # a restarted worker process may receive the end again
                 self._end(name, _fields(event), self._outcome.error if name == "run" else "")
         elif isinstance(event, CheckpointSaved | CheckpointFailed):
             began = time - int(event.seconds * SECOND)
             span_id = self._id("checkpoint", event.path, event.iter)
             self._add("checkpoint", began, time, span_id, _fields(event), getattr(event, "error", ""))
         elif isinstance(event, RunInfo):
-            # the plan is a table of several kilobytes for reading, of no use to a query for runs
-            facts = {key: text for key, text in event.info.items() if key != "plan"}
-            settings = {
-                **{f"config.{key}": item for key, item in flat(event.config)},
-                **dict(flat(event.options)),
-            }
-            facts |= {key: str(value) for key, value in settings.items()}
-            self.stages.info = {f"eventloop.{key}": text for key, text in facts.items()}
+            self.stages.info = _run_attributes(event)
+
+    def _begin_run(self, time: int) -> bool:
+        """Reset the stages for a run that begins at `time`; return False if it has begun already."""
+        if self._of_log:
+            self.stages = Stages()
+        self._of_log = False
+        if "run" in self.stages.open and abs(time - self.stages.open["run"][0]) < SAME:
+            return False  # the event is received again, by a restarted worker process or from the log
+        self.end_killed()
+        self.stages = Stages(self.stages.run + 1, info=self.stages.info, recent=self.stages.recent)
+        self._since = min(self._since, time / SECOND)
+        return True
 
     def end_killed(self) -> None:
         """End all open stages, the run last, with the error "killed"."""
@@ -176,25 +186,33 @@ class Spans:
             self._end(name, {}, "killed")
 
     def read_traces(self, work_dir: Path, done: float = inf) -> None:
-        """Add the iterations, with their phases, of this run's trace files of the first `done` iterations."""
+        """Add spans for the iterations, with their phases, in new trace files of `TraceHook`.
+
+        Args:
+            work_dir: the folder with the trace files.
+            done: the number of completed iterations. Files with later iterations, which a replay finds, are
+                skipped: their epochs have not begun yet.
+        """
         try:
             traces = find_traces(work_dir)
-        except (FileNotFoundError, ValueError):  # there is none yet of rank 0
+        except (FileNotFoundError, ValueError):  # rank 0 has written no trace file yet
             return
         for trace in traces:
-            new = trace.path not in self._read and trace.path.stat().st_mtime >= self._since
-            if new and trace.last < done:  # in a replay, others are of epochs that have not begun yet
-                self._read.add(trace.path)
+            is_new = trace.path not in self._read_traces and trace.path.stat().st_mtime >= self._since
+            if is_new and trace.last < done:
+                self._read_traces.add(trace.path)
                 self._add_iterations(msgspec.json.decode(trace.path.read_bytes()))
 
     def _id(self, *stage: object) -> bytes:
+        """Return the id of the span of a stage of the current run: the same in every process and replay."""
         return sha256(repr((self._trace_id, self.stages.run, *stage)).encode()).digest()[:8]
 
     def _end(self, name: str, attributes: dict[str, object], error: str) -> None:
+        """Finish the span of a stage at the time of the last event; with the run, all stages within it."""
         time = self.stages.last_time
         if name == "run":
-            # an error or a kill has interrupted the others, the innermost of which began last
-            for inner in [each for each in reversed(self.stages.open) if each != "run"]:
+            # stages that are still open were interrupted; the innermost began last, and ends first
+            for inner in [other for other in reversed(self.stages.open) if other != "run"]:
                 self._end(inner, {}, error)
             attributes |= self.stages.info
         began, span_id = self.stages.open.pop(name)
@@ -209,59 +227,74 @@ class Spans:
         attributes: dict[str, object],
         error: str = "",
     ) -> None:
-        if span_id in self.stages.recent:  # read from the log once more
+        """Append a finished span of the run, unless it was appended before."""
+        if span_id in self.stages.recent:  # its event was received before, and is now read from the log
             return
         self.stages.recent = [*self.stages.recent, span_id][-RECENT:]
         parent = b"" if name == "run" else self._run_span()
         self.finished.append(SpanFacts(name, began, ended, span_id, parent, attributes, error))
 
     def _run_span(self) -> bytes:
-        """Return the id of the span of the last run, which may have ended; b"" before the first."""
+        """Return the id of the span of the last run, which may have ended; b"" before the first run."""
         return self._id("run") if self.stages.run else b""
 
     def _epoch_of(self, iteration: int) -> bytes:
-        """Return the span of the epoch with an iteration; that of the run if there is no such epoch."""
+        """Return the id of the span of an iteration's epoch, or of the run if no epoch has begun."""
         begun = [span_id for first, span_id in self.stages.epochs if first <= iteration]
         return begun[-1] if begun else self._run_span()
 
     def _add_iterations(self, trace: Any) -> None:
-        origin = int(trace["otherData"]["began"] * SECOND)
-        spans = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-        spans.sort(key=lambda span: (span["ts"], span["cat"] != "iteration"))
-        latest: dict[object, SpanFacts] = {}  # the iteration that began last on each thread
-        for span in spans:
-            name, (began, ended), around = span["name"], _extent(origin, span), latest.get(span["tid"])
-            if span["cat"] == "iteration":
-                number = span["args"].get("iter", -1)
+        """Append spans for the iterations in a trace file, and for the phases within them."""
+        trace_began = int(trace["otherData"]["began"] * SECOND)
+        entries = [entry for entry in trace["traceEvents"] if entry.get("ph") == "X"]  # "X": with a duration
+        entries.sort(key=lambda entry: (entry["ts"], entry["cat"] != "iteration"))
+        last_iteration: dict[object, SpanFacts] = {}  # on each thread
+        for entry in entries:
+            began, ended = _extent(trace_began, entry)
+            iteration = last_iteration.get(entry["tid"])
+            if entry["cat"] == "iteration":
+                number = entry["args"].get("iter", -1)
                 span_id, parent = self._id("iteration", number), self._epoch_of(number)
-                around = SpanFacts("iteration", began, ended, span_id, parent, {"iter": number})
-                latest[span["tid"]] = around
-                self.finished.append(around)
-            elif span["cat"] == "phase" and around is not None and ended <= around.ended:
-                span_id = self._id("phase", around.attributes["iter"], name, began - around.began)
-                self.finished.append(SpanFacts(name, began, ended, span_id, around.span_id))
+                iteration = SpanFacts("iteration", began, ended, span_id, parent, {"iter": number})
+                last_iteration[entry["tid"]] = iteration
+                self.finished.append(iteration)
+            elif entry["cat"] == "phase" and iteration is not None and ended <= iteration.ended:
+                name, offset = entry["name"], began - iteration.began
+                span_id = self._id("phase", iteration.attributes["iter"], name, offset)
+                self.finished.append(SpanFacts(name, began, ended, span_id, iteration.span_id))
 
 
 def log_line(time: int, event: Event) -> LogLine | None:
-    """Return the log record of an event about the run's health, None for another event."""
+    """Return the log record of an event about a problem of the run, None for any other event.
+
+    Args:
+        time: the time of the event, in nanoseconds since 1970.
+        event: the event.
+    """
     if not isinstance(event, HEALTH):
         return None
     attributes = _fields(event)
     name = event_name(type(event))
-    told = ", ".join(f"{key}: {value}" for key, value in attributes.items())
-    return LogLine(time, name, f"{name.replace('_', ' ')}: {told}", isinstance(event, ERRORS), attributes)
+    text = ", ".join(f"{key}: {value}" for key, value in attributes.items())
+    return LogLine(time, name, f"{name.replace('_', ' ')}: {text}", isinstance(event, ERRORS), attributes)
+
+
+def _run_attributes(event: RunInfo) -> dict[str, str]:
+    """Return the facts and settings of a run as attributes of its span."""
+    # the plan of the handlers is a long table, of no use to a query for runs
+    facts = {key: text for key, text in event.info.items() if key != "plan"}
+    facts |= {f"config.{key}": str(value) for key, value in flat(event.config)}
+    facts |= {key: str(value) for key, value in flat(event.options)}
+    return {f"eventloop.{key}": text for key, text in facts.items()}
 
 
 def _fields(event: Event) -> dict[str, object]:
-    return dict(_plain_fields(event))
+    """Return the fields of an event that are numbers or texts."""
+    fields = msgspec.structs.asdict(event)
+    return {name: value for name, value in fields.items() if isinstance(value, bool | int | float | str)}
 
 
-def _plain_fields(event: Event) -> Iterator[tuple[str, object]]:
-    for name, value in msgspec.structs.asdict(event).items():
-        if isinstance(value, bool | int | float | str):
-            yield name, value
-
-
-def _extent(origin: int, span: Any) -> tuple[int, int]:
-    began = origin + int(span["ts"] * 1000)
-    return began, began + int(span["dur"] * 1000)
+def _extent(trace_began: int, entry: Any) -> tuple[int, int]:
+    """Return the begin and the end of an entry of a trace file, whose times are microseconds."""
+    began = trace_began + int(entry["ts"] * 1000)
+    return began, began + int(entry["dur"] * 1000)

@@ -1,6 +1,6 @@
 """Convert logged images and histograms to numpy arrays, and images to PNG.
 
-Imports numpy; only writers of images and histograms import this module, when they are constructed.
+This module imports numpy, so writers of images and histograms import it only when they are constructed.
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ import numpy.typing as npt
 from eventloop.events import HistogramLogged, ImageLogged
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
+"""The first bytes of a PNG file."""
 COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
-"""PNG's colour type by number of channels: grey, grey with alpha, RGB, RGB with alpha."""
+"""The PNG colour type of an image by its number of channels: grey, grey with alpha, RGB, RGB with alpha."""
 UP = 2
-"""PNG's filter type of a row that is stored as its difference from the row above."""
+"""The PNG filter type of a row of pixels that is stored as its difference from the row above."""
 
 
 def values(event: ImageLogged | HistogramLogged) -> npt.NDArray[np.generic]:
-    """Return the array of an event, a read-only view of its bytes.
+    """Return the values of an image or histogram event as an array, a read-only view of the event's bytes.
 
     Raises:
         TypeError: the dtype is not one of numpy's real numbers.
         ValueError: the number of bytes does not match shape and dtype.
     """
     dtype = _dtype(event)
-    expected = prod(event.shape) * dtype.itemsize
-    if len(event.data) != expected or any(size < 0 for size in event.shape):
+    byte_count = prod(event.shape) * dtype.itemsize
+    if len(event.data) != byte_count or any(size < 0 for size in event.shape):
         raise ValueError(
-            f"{event.name!r} has {len(event.data)} bytes, expected {expected} for shape {event.shape} and "
+            f"{event.name!r} has {len(event.data)} bytes, expected {byte_count} for shape {event.shape} and "
             f"dtype {dtype}"
         )
     return np.frombuffer(event.data, dtype).reshape(event.shape)
 
 
 def _dtype(event: ImageLogged | HistogramLogged) -> np.dtype[np.generic]:
+    """Return the dtype that an event names; raise TypeError if it is not one of real numbers."""
     try:
         dtype = np.dtype(event.dtype)
     except (TypeError, ValueError, SyntaxError):
@@ -52,7 +54,11 @@ def pixels(event: ImageLogged) -> npt.NDArray[np.uint8]:
     """Return an image as a uint8 array of shape (height, width, channels).
 
     uint8 values are used unchanged. Floats are intensities from 0 to 1, as in PyTorch's `add_image`: values
-    outside are clipped, NaN is black. In a bool image True is white.
+    outside this range are clipped, NaN is black. In a bool image True is white.
+
+    Raises:
+        TypeError: the values are neither uint8, float nor bool.
+        ValueError: the shape is not (height, width) or (height, width, 1 to 4 channels), or it is empty.
     """
     image = values(event)
     if image.ndim == 2:
@@ -77,7 +83,7 @@ def pixels(event: ImageLogged) -> npt.NDArray[np.uint8]:
 def png(image: npt.NDArray[np.uint8]) -> bytes:
     """Encode an image of shape (height, width, channels) as a PNG file.
 
-    `zlib.compress` releases the interpreter, so the training thread goes on meanwhile.
+    `zlib.compress` releases the interpreter lock, so the training thread continues meanwhile.
     """
     height, width, channels = image.shape
     rows = np.full((height, 1 + width * channels), UP, np.uint8)

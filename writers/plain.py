@@ -1,4 +1,4 @@
-"""Convert values that msgspec cannot encode, for the files of `JSONLWriter` and `EventLogWriter`."""
+"""Convert values that msgspec cannot encode, for `JSONLWriter`, `EventLogWriter` and tracker settings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ _BINARY = (bytes, bytearray, memoryview, datetime)
 
 
 class NoPlainValue(Exception):
-    """Report a tensor or array that is not a single readable number.
+    """Raised for a tensor or array that has several elements, or whose only element cannot be read.
 
-    The text of such a value would be abbreviated, and another thread may be changing its elements.
+    Its text is not written instead: it would be abbreviated, and another thread may change the elements.
     """
 
 
 def plain(value: Any) -> Any:
-    """Convert a numpy scalar or a tensor of one element to a number, and any other value to its text."""
+    """Convert a tensor or array of one element to a number, and an object without `item()` to its text.
+
+    Raises:
+        NoPlainValue: the value is a tensor or array, and `item()` raises an error.
+    """
     item = getattr(value, "item", None)
     if item is None:
         return str(value)
@@ -32,11 +36,11 @@ def plain(value: Any) -> Any:
 
 
 def encodable(value: Any) -> Any:
-    """Replace the lone surrogates in `value` by escapes, so that it can be encoded.
+    """Convert `value` to lists, mappings, texts and numbers, with escapes for lone surrogates in texts.
 
-    Objects become mappings, or the result of `plain`.
+    Structs become mappings, and objects of types that msgspec does not know the result of `plain`.
 
     Raises:
-        NoPlainValue: the value contains a tensor or array that is not one readable number.
+        NoPlainValue: the value contains a tensor or array that `plain` refuses.
     """
     return without_surrogates(msgspec.to_builtins(value, enc_hook=plain, builtin_types=_BINARY))

@@ -1,6 +1,6 @@
-"""Draw the progress bar of `ConsoleWriter`.
+"""Draw the progress bar of `ConsoleWriter` on a terminal.
 
-Imports rich; only the constructor of `ConsoleWriter` imports this module.
+This module imports rich, so only the constructor of a `ConsoleWriter` that needs the bar imports it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from eventloop.events import Event, ScalarsLogged
 from eventloop.writers.lines import Pace, bar_fields, of
 
 REFRESH_SECONDS = 0.1
-"""Least seconds between two draws of the bar."""
+"""The least seconds between two draws of the bar while `show` is called."""
 WIDTH = 30
-"""Largest width of the bar in characters."""
+"""The largest width of the bar in characters."""
 
 
 class ProgressBar:
-    """Redraw a line with a bar in place at the bottom of a terminal, below ordinary lines.
+    """Redraw a progress bar in place at the bottom of a terminal, below ordinary lines.
 
-    The thread that calls `show` draws it, at most every `REFRESH_SECONDS`. rich's own refresh thread is off:
-    it would draw ten times a second even without changes, and hold the interpreter for 1 ms each time (this
-    class: 0.2 ms). `sys.stdout` is not replaced: a `print` in the training thread or in a forked loader
-    worker would otherwise wait for a lock of the writer's thread.
+    `show` draws the bar on the thread that calls it, at most every `REFRESH_SECONDS`. rich's refresh thread
+    is off, because it would draw ten times a second even without changes, and hold the interpreter lock for
+    1 ms each time (a draw of this class: 0.2 ms). rich does not replace `sys.stdout` either: a `print` in the
+    training thread or in a forked loader worker would then wait for a lock of the writer's thread.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -40,11 +40,17 @@ class ProgressBar:
 
     @property
     def running(self) -> bool:
-        """Return True from the first `show` until `stop`."""
+        """Return whether the bar is shown: from the first `show` until `stop`."""
         return self._live is not None
 
     def show(self, event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> None:
-        """Update the bar; draw it unless it was drawn less than `REFRESH_SECONDS` ago."""
+        """Update the bar; draw it unless it was drawn less than `REFRESH_SECONDS` ago.
+
+        Args:
+            event: the last training event.
+            latest: the last value of each training scalar.
+            pace: the seconds per iteration.
+        """
         self._state, self._activity = (event, latest, pace), ""
         if self._live is None:
             self._live = Live(
@@ -61,52 +67,56 @@ class ProgressBar:
         self.draw()
 
     def shows(self, event: Event) -> bool:
-        """Return False, so that every event is printed as a line above the bar."""
+        """Return False: this bar shows no events, so the writer prints each as a line above the bar."""
         return False
 
     def print_line(self, line: str) -> None:
         """Print an ordinary line above the bar."""
         self._console.print(line, soft_wrap=True)
-        self._return()
+        self._move_to_line_start()
 
     def draw(self) -> None:
         """Draw the bar now, if it is running."""
         if self._live is not None and self._state is not None:
             self._drawn = monotonic()
             self._live.update(self._line(*self._state), refresh=True)
-            self._return()
+            self._move_to_line_start()
 
-    def _return(self) -> None:
-        """Move the cursor to the start of the line, so that a print of the program overwrites the bar."""
+    def _move_to_line_start(self) -> None:
+        """Move the cursor to the start of the bar's line, so that a `print` of the program overwrites it."""
         self._console.file.write("\r")
         self._console.file.flush()
 
     def stop(self) -> None:
-        """Draw the bar a last time and leave the cursor on the next line."""
+        """Draw the bar a last time and move the cursor to the next line."""
         live, self._live = self._live, None
         if live is not None and self._state is not None:
             live.update(self._line(*self._state))
             live.stop()
 
     def _line(self, event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> Text:
-        """Return the line of the bar: fields of constant width, and the bar in the width that remains.
+        """Return a line with the epoch, the bar, the iterations and as many fields of `bar_fields` as fit.
 
-        Fields that do not fit are left out.
+        The bar fills the remaining width, and is left out if that is less than 4 characters.
         """
         done, total = event.step, event.max_iters
         head, tail = f"{self._activity or 'iter':<5} ", f" {of(done, total)}"
         if event.max_epochs is not None:
             epoch = of(min(event.epoch + 1, event.max_epochs), event.max_epochs)
             head = f"{self._activity or 'epoch':<5} {epoch} "
-        left = self._console.width - len(head) - len(tail) - 1
+        remaining_width = self._console.width - len(head) - len(tail) - 1
         for field in bar_fields(event, latest, pace):
-            if len(field) > left:
+            if len(field) > remaining_width:
                 break
-            tail, left = tail + field, left - len(field)
-        bar = self._bar(done, total, min(WIDTH, left)) if total and left >= 4 else []
+            tail += field
+            remaining_width -= len(field)
+        bar = []
+        if total and remaining_width >= 4:
+            bar = self._bar(done, total, min(WIDTH, remaining_width))
         return Text.assemble(head, *bar, tail, no_wrap=True, overflow="crop")
 
     def _bar(self, done: int, total: int, width: int) -> list[tuple[str, str]]:
-        full, rest = ("#", "-") if self._console.options.ascii_only else ("━", "─")
+        """Return the filled and the empty part of a bar of `width` characters, each with its colour."""
+        full, empty = ("#", "-") if self._console.options.ascii_only else ("━", "─")
         filled = width * min(done, total) // total
-        return [(full * filled, "cyan"), (rest * (width - filled), "bright_black")]
+        return [(full * filled, "cyan"), (empty * (width - filled), "bright_black")]

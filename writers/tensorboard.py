@@ -1,6 +1,6 @@
 """Write metrics, images, histograms, texts, settings and the model's graph for TensorBoard.
 
-The module `tensorboard_records` makes the records.
+The module `tensorboard_records` encodes them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.writer import TimedWriter
 
 TOGETHER = 32
-"""The most events written with one system call; so many events of scalars take some 0.2 ms."""
+"""The most events written with one system call; with scalars, 32 events take about 0.2 ms."""
 
 
 class TensorBoardWriter(TimedWriter):
@@ -45,30 +45,30 @@ class TensorBoardWriter(TimedWriter):
 
         TensorBoardWriter(hparams={"lr": 0.1, "layers": 18, "optimizer": "SGD"}, metrics=["val/accuracy"])
 
-    The tag is `{mode}/{name}`, the step is `event.step`. An event of ten scalars holds the interpreter for 8
-    us, because the writer encodes one record per event itself. Ten calls of `SummaryWriter.add_scalar` take
-    500 us or more. `EventFileWriter` with one record for all ten scalars takes 90 us, because it computes the
-    checksum in Python and has a queue and thread of its own.
+    The tag is `{mode}/{name}`, the step is `event.step`. The writer encodes one record per event itself, so
+    an event of ten scalars holds the interpreter lock for 8 us. Ten calls of `SummaryWriter.add_scalar` hold
+    it for 500 us or more. `EventFileWriter` with one record for all ten scalars holds it for 90 us, because
+    it computes the checksum in Python and has a queue and thread of its own.
 
-    The writer runs on a thread. Encoding an image of 512 x 512 there delays the training steps by 2 ms
-    (`benchmarks.slow_writers`), because the compression releases the interpreter. With `offload="process"` a
-    worker process writes all events.
+    The writer runs on a thread. Encoding an image of 512 x 512 there delays the training steps by only 2 ms
+    (`benchmarks.slow_writers`), because the compression releases the interpreter lock. With
+    `offload="process"` a worker process writes all events.
 
-    An image or histogram that cannot be encoded counts as failed, and the others are written.
+    An image or histogram that cannot be encoded counts as failed, and the other events are written.
 
-    When training resumes from a checkpoint, a record makes TensorBoard discard the steps that are run again,
-    so that no curve has them twice. If a histogram has values that are not finite, their number is logged as
-    the scalar `{tag}/nonfinite`.
+    When training resumes from a checkpoint, the writer makes TensorBoard discard the steps that are run
+    again, so that no curve has them twice. If a histogram has values that are not finite, their number is
+    logged as the scalar `{tag}/nonfinite`.
 
     Args:
-        log_dir: the folder of the files; `<work_dir>/tensorboard` by default.
-        name: the writer's name in reports; needed if there are two of this class.
+        log_dir: the folder of the files; by default `<work_dir>/tensorboard`.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
         hparams: the run's settings, compared with those of other runs in the HParams tab.
         metrics: tags of the curves whose last values the HParams tab compares, such as "val/accuracy".
         graph: the model's graph, from `trace_graph(model, inputs)`.
-        bins: number of histogram bins of equal width between the least and the greatest value, or
-            "tensorflow" for the bins that `SummaryWriter` uses by default: the same in all histograms, each
-            10 % wider than the next one nearer to 0.
+        bins: the number of histogram bins, of equal width between the least and the greatest value. Or
+            "tensorflow" for the default bins of `SummaryWriter`: the same in all histograms, each 10 % wider
+            than its neighbour nearer to 0.
         offload: "thread", the default, "process", or "auto" (a process if possible).
 
     Raises:
@@ -106,16 +106,17 @@ class TensorBoardWriter(TimedWriter):
         self._lib = _import_library()
         self._scalars = self._lib.Scalars()
         self._file: FileIO | None = None
-        self._start = 0  # the iteration at which training resumes, until the restart record is written
+        self._resumed_at = 0  # the iteration from which the run resumes; 0 once `_restart` has used it
         self._outcome = RunOutcome()
-        self._ended = False  # whether the end of the run was written, which the HParams tab reads once
+        self._end_is_written = False  # or is not needed, because the HParams tab has no settings
 
     def open(self, run: Run) -> None:
+        """Create a file, and write the records of its format, the settings and the graph."""
         folder = Path(self.log_dir or Path(run.work_dir, "tensorboard"))
         folder.mkdir(parents=True, exist_ok=True)
         self._file = FileIO(folder / _file_name(), "xb")
-        self._start = run.start_iter
-        self._ended = not self.hparams
+        self._resumed_at = run.start_iter
+        self._end_is_written = not self.hparams
         records = [self._lib.begin()]
         if self.hparams:
             records += self._lib.hparams(self.hparams, self.metrics)
@@ -124,33 +125,32 @@ class TensorBoardWriter(TimedWriter):
         self._write([self._lib.frame(record.SerializeToString()) for record in records])
 
     def write_timed(self, events: list[Timed]) -> None:
-        """Write the events with one system call, except for those that cannot be encoded."""
+        """Write the events with one system call; raise `Unencodable` with those that cannot be encoded."""
         frames: list[bytes] = []
-        bad: list[BadEvent] = []
-        for when, event in events:
+        bad_events: list[BadEvent] = []
+        for timestamp, event in events:
             try:
-                for record in self._records(event, when):
-                    record.wall_time = when
+                for record in self._records(event, timestamp):
+                    record.wall_time = timestamp
                     frames.append(self._lib.frame(record.SerializeToString()))
             except (TypeError, ValueError) as error:
-                bad.append(BadEvent(event_name(type(event)), "", error_text(error)))
+                bad_events.append(BadEvent(event_name(type(event)), "", error_text(error)))
         self._write(frames)
-        if bad:
-            raise Unencodable(bad, of=len(events))
+        if bad_events:
+            raise Unencodable(bad_events, of=len(events))
 
-    def _records(self, event: Event, when: float) -> Iterator[Any]:
-        """Yield the records of an event; encode each one before the next, which may reuse the object."""
+    def _records(self, event: Event, timestamp: float) -> Iterator[Any]:
+        """Yield the records of an event; encode each before taking the next, which may reuse the object."""
         lib = self._lib
         self._outcome.receive(event)
-        if (
-            0 < self._start < getattr(event, "step", 0)
-        ):  # a worker that is started again gets no `before_train`
+        # a restarted worker process gets no `before_train`
+        if 0 < self._resumed_at < getattr(event, "step", 0):
             yield from self._restart()
         match event:
             case ScalarsLogged():
                 yield self._scalars.record(event)
             case BeforeTrain():
-                self._start = event.iter
+                self._resumed_at = event.iter
                 yield from self._restart()
             case ImageLogged():
                 yield lib.image(event)
@@ -160,9 +160,9 @@ class TensorBoardWriter(TimedWriter):
                 yield lib.text(event)
             case RunInfo():
                 yield lib.run_info(event)
-            case AfterRun() if not self._ended:
-                self._ended = True
-                yield lib.session_end(self._outcome.status, when)
+            case AfterRun() if not self._end_is_written:
+                self._end_is_written = True
+                yield lib.session_end(self._outcome.status, timestamp)
 
     def close(self) -> None:
         if self._file is not None:
@@ -172,13 +172,10 @@ class TensorBoardWriter(TimedWriter):
     # --- writing -------------------------------------------------------------------------------------------
 
     def _restart(self) -> Iterator[Any]:
-        """Yield, once, the record that discards the steps after the checkpoint that training resumed from.
-
-        There is no such record for a run that only evaluates a checkpoint, because it repeats no steps.
-        """
-        if self._start > 0:
-            start, self._start = self._start, 0
-            yield self._lib.restart(start + 1)
+        """Yield, once a run, the record that discards the steps after the resumed checkpoint."""
+        if self._resumed_at > 0:
+            step, self._resumed_at = self._resumed_at, 0
+            yield self._lib.restart(step + 1)
 
     def _write(self, frames: list[bytes]) -> None:
         assert self._file is not None
@@ -186,6 +183,7 @@ class TensorBoardWriter(TimedWriter):
 
 
 def _import_library() -> ModuleType:
+    """Import tensorboard and google-crc32c, and return the module `tensorboard_records`."""
     try:
         import tensorboard.compat.proto.event_pb2  # noqa: F401
 
@@ -204,6 +202,7 @@ def _file_name() -> str:
 
 
 def _check_hparams(hparams: Any) -> dict[str, bool | int | float | str]:
+    """Return `hparams`, a mapping or None, as a dict; raise TypeError if TensorBoard cannot store it."""
     if not isinstance(hparams, Mapping | None):
         raise TypeError(f"hparams must be a mapping of names to values, got {hparams!r}")
     for key, value in (hparams or {}).items():
@@ -216,6 +215,7 @@ def _check_hparams(hparams: Any) -> dict[str, bool | int | float | str]:
 
 
 def _check_metrics(metrics: Any, hparams: object) -> list[str]:
+    """Return `metrics` as a list; raise an error if they are no texts, or given without `hparams`."""
     is_list = isinstance(metrics, Sequence) and not isinstance(metrics, str)
     if not is_list or not all(isinstance(tag, str) for tag in metrics):
         raise TypeError(f"metrics must be a list of tags such as ['val/accuracy'], got {metrics!r}")

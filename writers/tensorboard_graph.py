@@ -1,6 +1,7 @@
 """Trace a model's graph for TensorBoard.
 
-A script calls `trace_graph`, because `TensorBoardWriter` does not have the model; the writer takes the bytes.
+`TensorBoardWriter` does not have the model, so the training script calls `trace_graph` and passes the result
+to the writer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def trace_graph(model: torch.nn.Module, inputs: Any, *, strict: bool = True) -> bytes:
-    """Trace a model and return its graph, an encoded GraphDef.
+    """Trace a model and return its graph as the bytes of a GraphDef, for `TensorBoardWriter`.
 
         TensorBoardWriter(graph=trace_graph(model, torch.zeros(1, 3, 224, 224)))
 
@@ -25,7 +26,8 @@ def trace_graph(model: torch.nn.Module, inputs: Any, *, strict: bool = True) -> 
     Args:
         model: a module that `torch.jit.trace` accepts.
         inputs: a batch as in `model(inputs)`, on the model's device; a tuple for several arguments.
-        strict: False allows the model to return lists and dicts; see `torch.jit.trace`.
+        strict: whether the model must return tensors and tuples only; False allows lists and dicts, too, as
+            in `torch.jit.trace`.
 
     Raises:
         ImportError: tensorboard is not installed.

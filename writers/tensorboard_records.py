@@ -1,7 +1,7 @@
-"""Make the records of TensorBoard's plugins from events, without their times.
+"""Encode events as records of TensorBoard's plugins; the caller sets the time of each record.
 
-Imports tensorboard; `TensorBoardWriter` imports this module when it is constructed. Images and histograms
-have the format of `SummaryWriter`, which every version of TensorBoard reads.
+This module imports tensorboard, so `TensorBoardWriter` imports it only when it is constructed. Images and
+histograms have the format of `SummaryWriter`, which every version of TensorBoard reads.
 """
 
 from __future__ import annotations
@@ -41,13 +41,17 @@ __all__ = [
 ]
 
 CHUNK = 8192
-"""The most histogram values per call of numpy, which holds the interpreter for 4 ms (100 000: 24 ms)."""
+"""The most histogram values per call of numpy, which then holds the interpreter lock for 4 ms.
+
+A call with 100 000 values holds it for 24 ms.
+"""
 
 HParam = bool | int | float | str
+"""The types that a hyperparameter may have."""
 
 
 def begin() -> Any:
-    """Return the first record of a file, with its format version."""
+    """Return the first record of a file, which has the version of the format."""
     return Record(wall_time=time.time(), file_version="brain.Event:2")
 
 
@@ -59,36 +63,35 @@ def restart(step: int) -> Any:
 class Scalars:
     """Make one record for all scalars of an event.
 
-    Events with the same names reuse one record object, which takes a third of the time of a new object.
-    Encode a record before the next call of `record`.
+    A record object is reused for the next event with the same names, because filling it takes a third of the
+    time of creating one. So encode a record before the next call of `record`.
     """
 
-    KEPT = 64
-    """The most record objects that are kept, one for each set of names."""
+    CACHED = 64
+    """The most record objects in the cache, one for each list of names."""
 
     def __init__(self) -> None:
-        self._records: dict[tuple[str, ...], tuple[Any, list[Any]]] = {}
+        self._cache: dict[tuple[str, ...], tuple[Any, list[Any]]] = {}
 
     def record(self, event: ScalarsLogged) -> Any:
         """Return the record of an event; it is valid until the next call."""
         scalars = event.scalars
         key = (event.mode, *scalars)
-        known = self._records.get(key)
-        if known is None:
-            known = self._begin(key)
-        record, values = known
+        cached = self._cache.get(key)
+        record, values = self._create(key) if cached is None else cached
         record.step = event.step
         for value, number in zip(values, scalars.values(), strict=True):
             value.simple_value = number
         return record
 
-    def _begin(self, key: tuple[str, ...]) -> tuple[Any, list[Any]]:
-        if len(self._records) >= self.KEPT:
-            self._records.clear()
+    def _create(self, key: tuple[str, ...]) -> tuple[Any, list[Any]]:
+        """Create and cache a record for a mode and names; return it and its value objects."""
+        if len(self._cache) >= self.CACHED:
+            self._cache.clear()
         record = Record()
         mode, *names = key
         values = [record.summary.value.add(tag=escaped(f"{mode}/{name}")) for name in names]
-        self._records[key] = record, values
+        self._cache[key] = record, values
         return record, values
 
 
@@ -114,7 +117,7 @@ def image(event: ImageLogged) -> Any:
     """Return the record of an image, encoded as PNG.
 
     Raises:
-        TypeError, ValueError: dtype or shape are not those of an image; see `pixels.pixels`.
+        TypeError, ValueError: `eventloop.writers.pixels.pixels` refuses the dtype or the shape.
     """
     array = pixels(event)
     record = Record(step=event.step)
@@ -126,9 +129,13 @@ def image(event: ImageLogged) -> Any:
 
 
 def histogram(event: HistogramLogged, bins: int | str) -> Any:
-    """Return the record of a histogram of the finite values.
+    """Return a record with the histogram of the finite values of an event.
 
-    If there are values that are not finite, their number is added as the scalar `{tag}/nonfinite`.
+    If there are values that are not finite, the record also has their number as the scalar `{tag}/nonfinite`.
+
+    Args:
+        event: the event.
+        bins: the number of bins of equal width, or "tensorflow" for TensorFlow's bins.
 
     Raises:
         TypeError, ValueError: dtype and shape do not match the bytes, or the values are not numbers.
@@ -150,36 +157,43 @@ def histogram(event: HistogramLogged, bins: int | str) -> Any:
 
 
 def hparams(chosen: Mapping[str, HParam], metrics: Sequence[str]) -> list[Any]:
-    """Return the records of the HParams tab: the settings, and the tags whose last values are compared."""
-    kinds = {bool: "BOOL", int: "FLOAT64", float: "FLOAT64", str: "STRING"}
-    experiment = api_pb2.Experiment(
-        hparam_infos=[
-            api_pb2.HParamInfo(
-                name=escaped(name), type=api_pb2.DataType.Value(f"DATA_TYPE_{kinds[type(value)]}")
-            )
-            for name, value in chosen.items()
-        ],
-        metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=escaped(tag))) for tag in metrics],
-    )
+    """Return the two records of the HParams tab.
+
+    Args:
+        chosen: the settings of the run.
+        metrics: the tags of the metrics whose last values the tab compares.
+    """
+    data_types = {bool: "BOOL", int: "FLOAT64", float: "FLOAT64", str: "STRING"}
+    hparam_infos = []
+    for name, value in chosen.items():
+        data_type = api_pb2.DataType.Value(f"DATA_TYPE_{data_types[type(value)]}")
+        hparam_infos.append(api_pb2.HParamInfo(name=escaped(name), type=data_type))
+    metric_infos = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=escaped(tag))) for tag in metrics]
+    experiment = api_pb2.Experiment(hparam_infos=hparam_infos, metric_infos=metric_infos)
     start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
     for name, value in chosen.items():
-        fields = {bool: "bool_value", str: "string_value"}
-        known = escaped(value) if isinstance(value, str) else value
-        setattr(start.hparams[escaped(name)], fields.get(type(value), "number_value"), known)
+        field = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
+        setattr(start.hparams[escaped(name)], field, escaped(value) if isinstance(value, str) else value)
     return [
         _hparams_record(metadata.EXPERIMENT_TAG, experiment=experiment),
         _hparams_record(metadata.SESSION_START_INFO_TAG, session_start_info=start),
     ]
 
 
-def session_end(status: Status, when: float) -> Any:
-    """Return the record that shows the run's end in the HParams tab, with success or failure."""
-    success = "STATUS_SUCCESS" if status == "finished" else "STATUS_FAILURE"
-    end = plugin_data_pb2.SessionEndInfo(status=api_pb2.Status.Value(success), end_time_secs=when)
+def session_end(status: Status, timestamp: float) -> Any:
+    """Return the record that shows in the HParams tab whether and when the run ended.
+
+    Args:
+        status: how the run ended; "finished" is a success, any other status a failure.
+        timestamp: the Unix time of the end.
+    """
+    status_name = "STATUS_SUCCESS" if status == "finished" else "STATUS_FAILURE"
+    end = plugin_data_pb2.SessionEndInfo(status=api_pb2.Status.Value(status_name), end_time_secs=timestamp)
     return _hparams_record(metadata.SESSION_END_INFO_TAG, session_end_info=end)
 
 
 def _hparams_record(tag: str, **data: Any) -> Any:
+    """Return a record with `data` for TensorBoard's HParams plugin."""
     record = Record(wall_time=time.time())
     content = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **data)
     value = record.summary.value.add(tag=tag, metadata=metadata.create_summary_metadata(content))
@@ -188,6 +202,7 @@ def _hparams_record(tag: str, **data: Any) -> Any:
 
 
 def _text(tag: str, content: str, step: int) -> Any:
+    """Return a record with a text for TensorBoard's text plugin."""
     record = Record(step=step)
     value = record.summary.value.add(tag=escaped(tag))
     value.metadata.plugin_data.plugin_name = "text"
@@ -198,13 +213,18 @@ def _text(tag: str, content: str, step: int) -> Any:
 
 
 def _cell(content: str) -> str:
+    """Return a text as a cell of a Markdown table."""
     return content.replace("|", "\\|").replace("\n", "<br>")
 
 
 def _count(finite: npt.NDArray[np.float64], bins: int | str) -> tuple[list[int], list[float]]:
-    """Return the counts and the right edges of the bins from the first filled bin to the last.
+    """Return the counts and the right edges of the bins, from the first filled bin to the last.
 
-    An empty bin comes first, because TensorBoard takes the left edge of a bin from the bin before it.
+    An empty bin is put before them, because TensorBoard takes the left edge of a bin from the bin before it.
+
+    Args:
+        finite: the values.
+        bins: the number of bins, or "tensorflow".
     """
     edges = np.histogram_bin_edges(finite, bins) if isinstance(bins, int) else _exponential_edges()
     inside = finite.clip(edges[0], edges[-1])
@@ -225,25 +245,25 @@ def _exponential_edges() -> npt.NDArray[np.float64]:
 
 
 def frame(data: bytes) -> bytes:
-    """Return `data` framed as a record: length, checksum of the length, data, checksum (little-endian).
+    """Return an encoded record as in a file: length, checksum of the length, data, checksum of the data.
 
-    The checksum is CRC-32C from a C library. TensorBoard's own is a Python loop over bytes that holds the
-    interpreter: 45 us for the 244 bytes of ten scalars and 209 ms for an image of 512 x 512; the library
-    takes less than 1 us and 0.1 ms.
+    The checksum is CRC-32C from a C library: less than 1 us for the 244 bytes of ten scalars, and 0.1 ms for
+    an image of 512 x 512. TensorBoard's own is a Python loop that takes 45 us and 209 ms.
     """
     return b"".join((_header(len(data)), data, _checksum(data)))
 
 
-@lru_cache(maxsize=256)  # events of one kind have one length
+@lru_cache(maxsize=256)  # records of one kind mostly have the same length
 def _header(length: int) -> bytes:
+    """Return the little-endian length and its checksum."""
     packed = struct.pack("<Q", length)
     return packed + _checksum(packed)
 
 
 def _checksum(data: bytes) -> bytes:
-    """Return the CRC-32C of `data`, masked as in TensorFlow's `record_writer.cc`.
+    """Return the CRC-32C of `data`, little-endian and masked as in TensorFlow's `record_writer.cc`.
 
-    Without the mask, a checksum of data that contains checksums would be weak.
+    The mask is part of the format: without it the checksum of data that contains checksums would be weak.
     """
     crc = crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -1,9 +1,8 @@
-"""Define the base class of the writers for experiment trackers.
+"""Define `TrackerWriter`, the base class of the writers for experiment trackers.
 
-It continues one run over restarts, writes each step once, and tries again after errors.
-
-`wandb_writer`, `mlflow_writer`, `trackio_writer` and `opentelemetry_writer` derive from `TrackerWriter`. A
-tracker cannot remove a step, so a step that is run again after a resume is not written again.
+It continues one run of the tracker over restarts, sends each step once, and retries after errors. A tracker
+cannot remove a step, so a step that is run again after a resume is not sent again. The writers of W&B,
+MLflow, trackio and OpenTelemetry derive from it.
 """
 
 from __future__ import annotations
@@ -45,40 +44,32 @@ from eventloop.util.text import UnavailableError, error_text
 from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.file_lock import lock_file
 from eventloop.writers.tracker_arguments import check_texts, masked, set_options
+from eventloop.writers.tracker_state import Known, load_state
 from eventloop.writers.tracker_values import Tally, key_of, key_of_checkpoint, number_of, record_last
 from eventloop.writers.writer import TimedWriter
 
 logger = logging.getLogger("eventloop")
 
 RETRY_SECONDS = 10.0
+"""The least seconds between a failed attempt to send events and the next."""
 LOCK_SECONDS = 30.0
-"""The seconds to wait for the lock, which a killed program's worker keeps for up to 10 s."""
+"""The seconds to wait for the lock, which the worker process of a killed program holds for up to 10 s."""
 SHORT = 60
-"""The number of characters of an error that is in the log already."""
+"""How many characters of an error are repeated if the log has the whole error already."""
 BACKLOG = 100_000
 """The number of unsent events above which the writer fails."""
 RUN_EVENTS = (*ENDING, BeforeTrain)
-"""The events that mark where a training begins and how the run ended."""
-
-
-class Known(msgspec.Struct):
-    """The contents of the state file: a run and its last steps."""
-
-    id: str = ""
-    last: dict[str, int] = {}
-    """The last step written for each name, such as "train/loss"."""
-    trainer_id: str = ""
-    """The id of the trainer whose run was written last."""
+"""The events that show where a training begins and how the run ended."""
 
 
 class TrackerWriter(TimedWriter):
-    """The base class of writers that send a run to an experiment tracker.
+    """Send a run to an experiment tracker; a base class.
 
     A subclass continues the run whose id is in the file `<target>_run.json` of the work dir. If the tracker
-    cannot be reached when the run begins, or for too many events, the writer fails with one line in the log;
-    the training goes on. Events that were not written are in the run's event log, if it has one: a resumed
-    run writes those up to its checkpoint first, and `eventloop replay RUN --to TRACKER --out RUN` writes the
-    rest.
+    cannot be reached when the run begins, or later for more than `BACKLOG` events, the writer fails with one
+    line in the log, and the training continues. Events that were not sent can be read from the run's event
+    log, if it has one: a resumed run first sends those up to its checkpoint, and
+    `eventloop replay RUN --to TRACKER --out RUN` sends the rest.
     """
 
     batch = 256
@@ -88,11 +79,11 @@ class TrackerWriter(TimedWriter):
     service: ClassVar[str]
     """The name of the tracker in messages."""
     target: ClassVar[str]
-    """The tracker's name as an extra, in `eventloop replay --to`, and in the file with the id of the run."""
+    """The tracker's name as pip extra, in `eventloop replay --to`, and in the name of the state file."""
     checkpoints = False
     """Whether each saved checkpoint is sent."""
     secret_variables: ClassVar[tuple[str, ...]] = ()
-    """Environment variables whose values no message may contain."""
+    """Names of the environment variables whose values no message may contain."""
 
     def __init__(self, name: str | None, offload: str | None) -> None:
         if offload is not None:
@@ -101,29 +92,33 @@ class TrackerWriter(TimedWriter):
         check_texts(name=name)
         self.name = name
         self._known = Known()
-        self._floor: dict[str, int] = {}  # by name, the last step written before training
+        self._sent_before: dict[str, int] = {}  # by name, the last step sent before this training began
         self._tally = Tally({})
-        self._pending: list[Timed] = []
-        self._untaken = 0
-        self._retry_at = 0.0
+        self._pending: list[Timed] = []  # the events that the tracker may not have received
+        self._untaken = 0  # how many of the last delivered events are not sent
+        self._retry_at = 0.0  # the `monotonic()` before which a failed send is not repeated
         self._error = ""  # why the last send failed, or ""
-        self._logged_error = ""
-        self._warned: set[str] = set()
+        self._logged_error = ""  # the last error that is in the log
+        self._warned: set[str] = set()  # the keys of `warn_once`
         self._refused: list[BadEvent] = []  # events with values that the tracker refused, not reported yet
         self._outcome = RunOutcome()
         self._lock: FileIO | None = None
 
     @property
     def _state_path(self) -> Path:
-        of_name = "" if self.name is None else f"_{safe_name(self.name)}"
-        return self._work_dir / f"{self.target}_run{of_name}.json"
+        suffix = "" if self.name is None else f"_{safe_name(self.name)}"
+        return self._work_dir / f"{self.target}_run{suffix}.json"
 
     @abstractmethod
     def connect(self, run: Run, known: Known) -> Known:
-        """Begin or continue a run; return its id and the last steps that the tracker has."""
+        """Begin a run of the tracker, or continue the one in `known`.
+
+        Returns:
+            the run's id, and the last step of each name that the tracker has.
+        """
 
     def had_before(self, known: Known) -> dict[str, int]:
-        """Return the last step of each name that the tracker had before the writer connected.
+        """Return, for each name, the last step that the tracker had before `connect` was called.
 
         Args:
             known: the result of `connect`.
@@ -132,7 +127,10 @@ class TrackerWriter(TimedWriter):
 
     @abstractmethod
     def send(self, events: list[Timed]) -> None:
-        """Send events. If it raises, it removes sent ones from the list first: those left are sent again."""
+        """Send events to the tracker.
+
+        If it raises an error, it has removed the events that were sent from the list. The rest is sent again.
+        """
 
     def end(self, status: str) -> None:
         """End the run; `status` is "FINISHED", "FAILED" or "KILLED"."""
@@ -143,16 +141,16 @@ class TrackerWriter(TimedWriter):
         return [text for value in values for text in (value, value.strip()) if text]
 
     def where(self) -> str:
-        """Return the place of the tracker after its name in messages, such as " at http://localhost:5000"."""
+        """Return the tracker's address as it follows its name in messages: " at http://localhost:5000"."""
         return ""
 
     @property
     def waits_for(self) -> str:
-        """Return the tracker's name and address, its error, and how many events wait for it."""
+        """Return the tracker's name and address, its error, and how many events wait for it, as a text."""
         error = f" ({self._error})" if self._error else ""
         count = len(self._pending)
         events = "1 event waits" if count == 1 else f"{count:,} events wait"
-        waiting = f", for which {events}; {self._later()}" if count else ""
+        waiting = f", for which {events}; {self._replay_hint()}" if count else ""
         return f"{self.service}{self.where()}{error}{waiting}"
 
     @property
@@ -163,81 +161,91 @@ class TrackerWriter(TimedWriter):
     # --- called by the engine ------------------------------------------------------------------------------
 
     def open(self, run: Run) -> None:
+        """Lock and read the state file, connect, and send the logged events that the tracker lacks."""
         self._work_dir = Path(run.work_dir)
         self._known, self._outcome, self._error = Known(), RunOutcome(), ""
         try:
             self._lock = lock_file(self._state_path.with_suffix(".lock"), LOCK_SECONDS)
-            self._known = self.connect(run, self._own_run(run))
+            self._known = self.connect(run, self._run_to_continue(run))
             self._known.trainer_id = run.trainer_id
         except Exception as error:
             if self._lock is not None:
                 self._lock.close()
             raise UnavailableError(
-                f"{self.service} cannot be used: {self._text(error)}; {self._later()}"
+                f"{self.service} cannot be used: {self._error_text(error)}; {self._replay_hint()}"
             ) from None
         self._tally = Tally(self.had_before(self._known))
         self._begin_training()
-        self._save()
+        self._save_state()
         if run.start_iter:
-            self._catch_up(run.start_iter)
-        self._untaken, self._refused = 0, []  # events of the log are not the subscriber's
+            self._send_logged(run.start_iter)
+        self._untaken, self._refused = 0, []  # the bus does not count events that were read from the log
 
     def write_timed(self, events: list[Timed]) -> None:
-        """Write events with the Unix time of each; a replay calls this with the times of the log."""
-        self._pass_on(events)
+        """Write events with the Unix time of each; a replay calls this with the times in the event log."""
+        self._enqueue_and_send(events)
         refused, self._refused = self._refused[: len(events)], self._refused[len(events) :]
-        if refused:  # those beyond this delivery are told with the next one
+        if refused:  # the bus accepts no more failures than this delivery has events
             raise Unencodable(refused, of=len(events))
 
-    def _pass_on(self, events: list[Timed]) -> None:
+    def _enqueue_and_send(self, events: list[Timed]) -> None:
+        """Add events to `_pending`, and send all of `_pending` unless it is too soon for a retry.
+
+        Raises:
+            UnavailableError: more than `BACKLOG` events wait.
+        """
         self._untaken += len(events)
-        for when, event in events:
-            if (kept := self._receive(event)) is not None:
-                self._pending.append(Timed(when, kept))
+        for timestamp, event in events:
+            if (new := self._without_sent(event)) is not None:
+                self._pending.append(Timed(timestamp, new))
         if not self._error or monotonic() >= self._retry_at:
             self._try_to_send()
         if len(self._pending) > BACKLOG:
             self._untaken -= len(events)  # this delivery has failed
-            raise self._lost()
+            raise self._drop_pending()
 
     def flush(self) -> None:
         self._try_to_send()
 
     def close(self) -> None:
+        """Send the pending events, end the tracker's run and release the lock."""
         self._try_to_send()
-        unended = ""
+        end_error = ""
         try:
-            if self._known.id:  # else `open` has raised why there is no run to end
+            if self._known.id:  # "" if `open` has failed
                 self.end(self._outcome.status.upper())
         except Exception as error:
-            unended = f"{self.service} did not take the end of the run: {self._text(error)}"
+            end_error = f"{self.service} did not take the end of the run: {self._error_text(error)}"
         finally:
             if self._lock is not None:
                 self._lock.close()
         if self._pending:
-            raise self._lost()
-        if unended:
-            raise UnavailableError(unended)
+            raise self._drop_pending()
+        if end_error:
+            raise UnavailableError(end_error)
 
     @property
     def written(self) -> Written:
         """Return how many values since `open` were new, and how many the tracker already had."""
         return Written(self.service, self._tally.new, self._tally.known)
 
-    def _own_run(self, run: Run) -> Known:
-        """Return the tracker's run that is continued, or `Known()` for a new run.
+    def _run_to_continue(self, run: Run) -> Known:
+        """Return the contents of the state file, or `Known()` if a new run of the tracker begins.
 
-        A trainer that begins at step 0 gets a new run, unless the run in the state file is its own. A
-        worker process that is started again, or a second run, has the id of the same trainer.
+        A new run begins if a training starts at step 0, unless the state file has the id of the same trainer:
+        its worker process was started again, or it trains a second time.
         """
-        known = _load(self._state_path)
-        begins = not run.start_iter and bool(run.trainer_id) and run.trainer_id != known.trainer_id
-        return Known() if begins else known
+        known = load_state(self._state_path)
+        is_new = not run.start_iter and bool(run.trainer_id) and run.trainer_id != known.trainer_id
+        return Known() if is_new else known
 
-    # --- what is written -----------------------------------------------------------------------------------
+    # --- which values are sent -----------------------------------------------------------------------------
 
-    def _receive(self, event: Event) -> Event | None:
-        """Note an event; return it without the values written before, or None if none is left."""
+    def _without_sent(self, event: Event) -> Event | None:
+        """Return an event without the values that were sent in an earlier training, or None if none remains.
+
+        Its values are recorded as sent.
+        """
         self._outcome.receive(event)
         match event:
             case BeforeTrain():
@@ -249,50 +257,54 @@ class TrackerWriter(TimedWriter):
         return event
 
     def _new_scalars(self, event: ScalarsLogged) -> ScalarsLogged | None:
+        """Return an event with only the numbers that were not sent before, or None without any."""
         scalars = {}
-        for name, given in event.scalars.items():
+        for name, value in event.scalars.items():
             key = f"{event.mode}/{name}"
-            if (value := number_of(given)) is None:
-                self.warn_once(key, f"{key} is left out: expected a number, got {type(given).__name__}")
+            if (number := number_of(value)) is None:
+                self.warn_once(key, f"{key} is left out: expected a number, got {type(value).__name__}")
             elif self._is_new(key, event.step):
-                scalars[name] = value
+                scalars[name] = number
         return msgspec.structs.replace(event, scalars=scalars) if scalars else None
 
     def _is_new(self, key: str, step: int) -> bool:
+        """Return whether a value is to be sent, and record it; False if an earlier training has sent it."""
         self._tally.count(key, step)
-        if step <= self._floor.get(key, -1):
+        if step <= self._sent_before.get(key, -1):
             return False
         record_last(self._known.last, [key], step)
         return True
 
     def _begin_training(self) -> None:
-        self._floor = dict(self._known.last)
+        self._sent_before = dict(self._known.last)
 
-    def _catch_up(self, start: int) -> None:
-        """Write the logged events up to iteration `start`, of the checkpoint, that the tracker lacks."""
+    def _send_logged(self, start: int) -> None:
+        """Send the events of the run's event log that the tracker lacks, up to `start`, the resumed step."""
         log = self._work_dir / FILE_NAME
         if not log.is_file():
             return
-        for records in EventReader(log, only=[*self._logged(), BeforeTrain], on_torn="ignore").blocks():
-            due = (each for each in records if step_of(each.event) <= start and self._lacks(each.event))
-            self._pass_on([Timed(record.time, record.event) for record in due])
-        self._begin_training()
+        for records in EventReader(log, only=[*self._logged_types(), BeforeTrain], on_torn="ignore").blocks():
+            before_start = (record for record in records if step_of(record.event) <= start)
+            self._enqueue_and_send([Timed(r.time, r.event) for r in before_start if self._can_send(r.event)])
+        self._begin_training()  # the training that resumes must not send these steps again
 
-    def _lacks(self, event: Event) -> bool:
-        """Return False for a checkpoint that was sent, or that the run has removed."""
+    def _can_send(self, event: Event) -> bool:
+        """Return False for a checkpoint that was sent already, or that no longer exists; else True."""
         if not isinstance(event, CheckpointSaved):
             return True
-        sent = self._known.last.get(key_of_checkpoint(event), -1)
-        return event.iter > sent and Path(event.path).exists()
+        sent_iter = self._known.last.get(key_of_checkpoint(event), -1)
+        return event.iter > sent_iter and Path(event.path).exists()
 
-    def _logged(self) -> list[type[Event]]:
-        logged: list[type[Event]] = [ScalarsLogged, ImageLogged, HistogramLogged, TextLogged]
-        logged += [CheckpointSaved] if self.checkpoints else []
-        return [event for event in logged if event in self.events]
+    def _logged_types(self) -> list[type[Event]]:
+        """Return the types of the events that are read from the event log."""
+        types: list[type[Event]] = [ScalarsLogged, ImageLogged, HistogramLogged, TextLogged]
+        types += [CheckpointSaved] if self.checkpoints else []
+        return [event_type for event_type in types if event_type in self.events]
 
     # --- sending -------------------------------------------------------------------------------------------
 
     def _try_to_send(self) -> None:
+        """Send the pending events; an error is stored, and logged unless the send before failed too."""
         if not self._pending:
             self._untaken = 0
             return
@@ -300,51 +312,52 @@ class TrackerWriter(TimedWriter):
             self.send(self._pending)
         except Exception as error:
             if not self._error:
-                self._logged_error = self._text(error)
+                self._logged_error = self._error_text(error)
                 logger.warning(
                     "%s does not take the events, which wait until it does: %s",
                     self.service,
                     self._logged_error,
                 )
-            self._error = self._text(error)
+            self._error = self._error_text(error)
             self._retry_at = monotonic() + RETRY_SECONDS
             return
         self._error = ""
         self._pending, self._untaken = [], 0
-        self._save()
+        self._save_state()
 
-    def _lost(self) -> UnavailableError:
+    def _drop_pending(self) -> UnavailableError:
+        """Drop the pending events, and return the error to raise, which counts them."""
         count, self._pending = len(self._pending), []
-        why = self._error
-        if why == self._logged_error and len(why) > SHORT:
-            why = f"{why[:SHORT].rstrip()}... (logged before)"
+        reason = self._error
+        if reason == self._logged_error and len(reason) > SHORT:
+            reason = f"{reason[:SHORT].rstrip()}... (logged before)"
         events = "1 event was" if count == 1 else f"{count:,} events were"
-        return UnavailableError(f"{events} not written to {self.service}: {why}; {self._later()}")
+        return UnavailableError(f"{events} not written to {self.service}: {reason}; {self._replay_hint()}")
 
-    def _later(self) -> str:
-        """Return a hint with the command that writes the events later; in a replay, its own."""
+    def _replay_hint(self) -> str:
+        """Return a hint with the `eventloop replay` command that sends the events later."""
         run, out = self._work_dir, f" --out {quote(str(self._work_dir))}"
-        if run.name == REPLAY_FOLDER:
+        if run.name == REPLAY_FOLDER:  # this writer is part of a replay, whose run is one folder up
             run, out = run.parent, ""
         options = masked(set_options(self._made_with, secret=self.secret_arguments), self.secrets())
         command = f"eventloop replay {quote(str(run))} --to {self.target}{options}{out}"
         return f"`{command}` writes them later, if the run has an EventLogWriter"
 
-    def _save(self) -> None:
-        """Write the state file; a kill leaves the old or the new one."""
+    def _save_state(self) -> None:
+        """Write the state file; after a kill it is either the old or the new one."""
         try:
             with replacing(self._state_path, durable=False) as file:
                 file.write(msgspec.json.encode(self._known))
-        except OSError as error:  # the events are written: to pass them again would write them twice
+        except OSError as error:  # raising it would make the bus deliver events that were sent once more
             self.warn_once("state", f"{self._state_path} cannot be written: {error}")
 
     # --- what subclasses share -----------------------------------------------------------------------------
 
     def import_library(self, *modules: str) -> list[Any]:
-        """Import the modules of the tracker's library, the first of which names it, and those that it needs.
+        """Import and return modules, the tracker's library first.
 
         Raises:
-            ImportError: naming the extra that installs it.
+            ImportError: a module is not installed; the message has the command that installs the library.
         """
         try:
             return [importlib.import_module(module) for module in modules]
@@ -354,7 +367,7 @@ class TrackerWriter(TimedWriter):
             ) from error
 
     def png_of(self, event: ImageLogged) -> bytes | None:
-        """Return an image as a PNG file; None, with a line in the log, if it cannot be."""
+        """Return an image as the bytes of a PNG file; if it is no valid image, log a warning, return None."""
         from eventloop.writers.pixels import pixels, png
 
         try:
@@ -364,7 +377,7 @@ class TrackerWriter(TimedWriter):
             return None
 
     def checkpoint_of(self, event: CheckpointSaved) -> Path | None:
-        """Return the path of a checkpoint; None, with a line in the log, if it is no longer there."""
+        """Return the path of a checkpoint; if it no longer exists, log a warning and return None."""
         path = Path(event.path)
         if path.exists():
             return path
@@ -372,24 +385,16 @@ class TrackerWriter(TimedWriter):
         return None
 
     def record_sent(self, checkpoint: CheckpointSaved) -> None:
-        """Note that a checkpoint was sent, so that a resumed run does not send it again."""
+        """Record that a checkpoint was sent, so that a resumed run does not send it again."""
         record_last(self._known.last, [key_of_checkpoint(checkpoint)], checkpoint.iter)
 
     def warn_once(self, key: str, text: str) -> None:
-        """Log a warning, once for each key."""
+        """Log a warning without secrets, unless one with the same key was logged."""
         if key not in self._warned:
             self._warned.add(key)
             logger.warning("%s: %s", self.service, masked(text, self.secrets()))
 
-    def _text(self, error: BaseException) -> str:
+    def _error_text(self, error: BaseException) -> str:
+        """Return an error on one line of at most 500 characters, without secrets."""
         text = masked(" ".join(error_text(error).split()), self.secrets())
         return text.rstrip(".") if len(text) <= 500 else f"{text[:500]}..."
-
-
-def _load(path: Path) -> Known:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Known)
-    except FileNotFoundError:
-        return Known()
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{path} is not the file of a run, remove it: {error}") from None

@@ -1,4 +1,7 @@
-"""Check the arguments of the writers of experiment trackers, where a writer is made."""
+"""Check the arguments of the writers of experiment trackers, and hide the secrets in them.
+
+The constructors of the writers use it; `TrackerWriter` hides secrets in its messages.
+"""
 
 from __future__ import annotations
 
@@ -17,116 +20,133 @@ from eventloop.eventlog.set_values import text_of
 from eventloop.writers.plain import NoPlainValue, encodable
 
 _SECRET = ("password", "passwd", "pwd", "token", "secret", "key")
-"""What the name of a parameter in a URI ends with if its value is a secret."""
+"""The endings of the names of URI parameters whose values are secrets."""
 _LONG = 6
-"""The length from which a secret is replaced wherever it is; a shorter one is a part of other words, too."""
+"""The least length of a secret that is replaced wherever it occurs; a shorter one may be part of a word."""
 
 
 class Setting(NamedTuple):
-    """A value, and the argument or the environment variable that it comes from, for messages."""
+    """A value, and the name of the argument or environment variable that it comes from."""
 
     value: str
     source: str
 
 
 def setting(argument: str, value: object, variable: str, service: str) -> Setting:
-    """Return an argument, or else the environment variable that stands for it.
+    """Return the value of an argument, or by default of an environment variable, and its source.
+
+    Args:
+        argument: the name of the argument.
+        value: its value; None or "" if the argument is not given.
+        variable: the name of the environment variable.
+        service: the class of the writer, for the message.
 
     Raises:
         TypeError: the argument is not a str.
-        ValueError: neither is given.
+        ValueError: the argument and the variable are both missing or blank.
     """
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{argument} must be a str, got {type(value).__name__}")
-    found = Setting(value, argument) if value else Setting(os.environ.get(variable, ""), variable)
-    if not found.value.strip():
-        got = f"{variable}={found.value!r}" if found.value and not value else repr(value)
+    result = Setting(value, argument) if value else Setting(os.environ.get(variable, ""), variable)
+    if not result.value.strip():
+        got = f"{variable}={result.value!r}" if result.value and not value else repr(value)
         raise ValueError(f"{service} needs {argument}, got {got}: pass {argument}=, or set {variable}")
-    return found
+    return result
 
 
 def refuse_password(argument: str, uri: object, remedy: str) -> None:
     """Refuse a URI with a password, because arguments are written to files of the run.
 
+    Args:
+        argument: the name of the argument.
+        uri: its value.
+        remedy: where to pass the password instead, such as "in MLFLOW_TRACKING_URI".
+
     Raises:
-        ValueError: the message has the URI without the password.
+        ValueError: the URI has a password, which the message hides.
     """
-    if isinstance(uri, str) and (found := secrets_of(uri)):
+    if isinstance(uri, str) and (secrets := secrets_of(uri)):
         raise ValueError(
-            f"{argument} must not contain a password, got {masked(uri, found)}: pass it {remedy}"
+            f"{argument} must not contain a password, got {masked(uri, secrets)}: pass it {remedy}"
         )
 
 
 def secrets_of(uri: str) -> list[str]:
     """Return the secrets in a URI, as written: the password, and values of parameters such as `?api_key=`."""
+    secrets: list[str | None]
     try:
         parts = urlsplit(uri)
-        pairs = (pair.partition("=") for pair in parts.query.split("&"))
-        found = [parts.password, *(value for name, _, value in pairs if name.lower().endswith(_SECRET))]
-    except ValueError:  # such as a password with a bracket
-        found = re.findall(r"://[^:@]*:(.+)@", uri)
-    return [text for text in found if text]
+        parameters = (parameter.partition("=") for parameter in parts.query.split("&"))
+        secrets = [value for name, _, value in parameters if name.lower().endswith(_SECRET)]
+        secrets.append(parts.password)
+    except ValueError:  # for example a password with a bracket
+        secrets = re.findall(r"://[^:@]*:(.+)@", uri)
+    return [secret for secret in secrets if secret]
 
 
 def secrets_of_headers(headers: Mapping[str, str]) -> list[str]:
-    """Return the secrets in HTTP headers, each in every form in which a server may repeat it.
+    """Return the secrets in HTTP headers, each in every form that a server may repeat in an error.
 
-    They are the whole values, the keys after a scheme such as `Bearer`, and the passwords that `Basic`
+    These are the whole values, the keys after a scheme such as `Bearer`, and the passwords that `Basic`
     encodes.
     """
-    found = [*headers.values()]
-    for scheme, _, key in [value.partition(" ") for value in headers.values()]:
-        found.append(key.strip())
+    secrets = [*headers.values()]
+    for value in headers.values():
+        scheme, _, key = value.partition(" ")
+        secrets.append(key.strip())
         if scheme.lower() == "basic":
             with suppress(ValueError):  # not base64
-                found.append(b64decode(key).decode().partition(":")[2])
-    return [text for text in found if text]
+                secrets.append(b64decode(key).decode().partition(":")[2])
+    return [secret for secret in secrets if secret]
 
 
 def basic_login(user: str, password: str) -> str:
-    """Return a login as the header of HTTP's `Basic` has it, which a server may repeat."""
+    """Return user and password as HTTP's `Basic` header encodes them; a server may repeat this text."""
     return b64encode(f"{user}:{password}".encode()).decode()
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """Replace secrets in a text, as they are and as a URI has them.
+    """Return `text` with `***` for each secret, both as it is and with its `%XX` escapes decoded.
 
     A secret of less than 6 characters is replaced only in `name: secret`, `name=secret` and `user:secret@`.
     """
     for secret in filter(None, secrets):
         for form in {secret, unquote(secret)}:
-            found = re.escape(form)
+            pattern = re.escape(form)
             if len(form) < _LONG:
-                found = rf"(?:(?<=: )|(?<==)){found}(?!\w)|(?<=:){found}(?=@)"
-            text = re.sub(found, "***", text)
+                pattern = rf"(?:(?<=: )|(?<==)){pattern}(?!\w)|(?<=:){pattern}(?=@)"
+            text = re.sub(pattern, "***", text)
     return text
 
 
 def set_options(made_with: partial[Any] | None, *, secret: Sequence[str] = ()) -> str:
-    """Return a writer's arguments as options of a replay, such as " --set project=digits".
+    """Return a writer's arguments as options of `eventloop replay`, such as " --set project=digits".
 
-    They are the texts and lists among the arguments. A mapping, such as a config, is left out, because it may
-    be long or hold a key; other values have no form in an option.
+    Only texts and lists become options. A mapping, such as a config, is left out, because it may be long or
+    hold a key. The command line has no form for other values.
 
     Args:
-        made_with: makes a writer with the same arguments; None gives "".
+        made_with: the class and the arguments of the writer; None gives "".
         secret: names of arguments to leave out.
     """
     if made_with is None:
         return ""
-    given = inspect.signature(made_with.func).bind(*made_with.args, **made_with.keywords).arguments
-    left_out = {"offload", *secret}
-    texts = {name: _option_text(value) for name, value in given.items() if name not in left_out}
-    return "".join(f" --set {quote(f'{name}={text}')}" for name, text in texts.items() if text is not None)
+    arguments = inspect.signature(made_with.func).bind(*made_with.args, **made_with.keywords).arguments
+    options = []
+    for name, value in arguments.items():
+        text = None if name in ("offload", *secret) else _option_text(value)
+        if text is not None:
+            options.append(f" --set {quote(f'{name}={text}')}")
+    return "".join(options)
 
 
 def _option_text(value: object) -> str | None:
-    """Return an argument as the text of an option; None if it has no form there."""
+    """Return a text or list as the value of an option on the command line; None for any other value."""
     if not isinstance(value, str | list | tuple):
         return None
     try:
         return text_of(encodable(value))
-    except (NoPlainValue, TypeError, ValueError):  # of a writer that checks its arguments less strictly
+    except (NoPlainValue, TypeError, ValueError):  # a list of values that the command line has no form for
         return None
 
 
@@ -134,7 +154,7 @@ def check_texts(**texts: object) -> None:
     """Refuse arguments that are neither a str nor None.
 
     Raises:
-        TypeError: naming the argument and its type.
+        TypeError: the message names the argument and its type.
     """
     for name, text in texts.items():
         if text is not None and not isinstance(text, str):
@@ -142,10 +162,10 @@ def check_texts(**texts: object) -> None:
 
 
 def check_mapping(name: str, value: object) -> dict[str, Any]:
-    """Return a copy of a mapping with texts as keys; an empty one for None.
+    """Return a copy of an argument that is a mapping with texts as keys; an empty dict for None.
 
     Raises:
-        TypeError: naming the argument and what it is.
+        TypeError: the argument is no mapping, or a key is not a str.
     """
     if value is None:
         return {}
@@ -158,14 +178,14 @@ def check_mapping(name: str, value: object) -> dict[str, Any]:
 
 
 def check_config(config: object) -> dict[str, Any]:
-    """Return the settings of a run as plain values, which each tracker can encode; others become texts.
+    """Return the settings of a run as numbers, texts, lists and mappings; other objects become texts.
 
     Raises:
-        TypeError: it is no mapping of texts, or holds a tensor or an array.
+        TypeError: `config` is no mapping with texts as keys, or holds an array of several elements.
     """
-    given = check_mapping("config", config)
+    settings = check_mapping("config", config)
     try:
-        plain: dict[str, Any] = encodable(given)
+        plain: dict[str, Any] = encodable(settings)
     except NoPlainValue as error:
         raise TypeError(
             f"config must hold numbers, texts, lists and mappings, got an array: {error}"

@@ -1,6 +1,6 @@
-"""Name, convert and count the values that a writer of an experiment tracker is given.
+"""Name, convert and count the values that the writer of an experiment tracker receives.
 
-`eventloop.writers.tracker` and the writers use it.
+`eventloop.writers.tracker` and the writers derived from its `TrackerWriter` use it.
 """
 
 from __future__ import annotations
@@ -15,35 +15,37 @@ from eventloop.events.run import Run
 from eventloop.util.surrogates import escaped
 
 Named = ImageLogged | HistogramLogged | TextLogged
+"""An event with the name of its value."""
 _CHECKPOINT = "checkpoint/"
+"""The prefix of the keys of checkpoints in a mapping of last steps."""
 
 
 class Tally:
-    """Count values as new to a tracker or as known to it.
+    """Count the values that are new to a tracker, and those that it had before.
 
-    Each step of a name counts once, although a resumed training or a replay repeats it.
+    Each step of a name is counted once, also if a resumed training or a replay repeats it.
 
     Args:
-        found: the last step that the tracker has of each name.
+        last_steps: for each name, the last step that the tracker had before.
     """
 
-    def __init__(self, found: Mapping[str, int]) -> None:
+    def __init__(self, last_steps: Mapping[str, int]) -> None:
         self.new = self.known = 0
-        self._found = dict(found)
-        self._counted: dict[str, int] = {}
+        self._last_steps = dict(last_steps)
+        self._counted: dict[str, int] = {}  # for each name, the last step that was counted
 
     def count(self, name: str, step: int) -> None:
-        """Count the value of a name at a step."""
+        """Count the value that `name` has at `step`."""
         if self._counted.get(name, -1) >= step:
             return
         self._counted[name] = step
-        known = step <= self._found.get(name, -1)
-        self.known += known
-        self.new += not known
+        is_known = step <= self._last_steps.get(name, -1)
+        self.known += is_known
+        self.new += not is_known
 
 
 def number_of(value: Any) -> float | None:
-    """Return a value, or a scalar of numpy, as a number; None if it is not one."""
+    """Convert a number, or a tensor or array of one number, to a float; return None for any other value."""
     if isinstance(value, int | float):
         return float(value)
     try:
@@ -58,13 +60,13 @@ def key_of(event: Named) -> str:
 
 
 def key_of_checkpoint(event: CheckpointSaved) -> str:
-    """Return the name under which the last iteration of a checkpoint that was sent is kept."""
+    """Return the key of a checkpoint in a mapping of last steps, such as "checkpoint/runs/digits/epoch_1"."""
     return f"{_CHECKPOINT}{event.path}"
 
 
-def checkpoints_of(last: dict[str, int]) -> dict[str, int]:
-    """Return those of the last steps that are of checkpoints, which no tracker knows."""
-    return {name: step for name, step in last.items() if name.startswith(_CHECKPOINT)}
+def checkpoints_of(last_steps: dict[str, int]) -> dict[str, int]:
+    """Return the entries of a mapping of last steps that are of checkpoints; trackers do not store these."""
+    return {name: step for name, step in last_steps.items() if name.startswith(_CHECKPOINT)}
 
 
 def values_of(event: ScalarsLogged) -> dict[str, float]:
@@ -72,17 +74,19 @@ def values_of(event: ScalarsLogged) -> dict[str, float]:
     return {f"{event.mode}/{name}": value for name, value in event.scalars.items()}
 
 
-def record_last(last: dict[str, int], names: Iterable[str], step: int) -> None:
-    """Note that a tracker has a step of each of these names."""
+def record_last(last_steps: dict[str, int], names: Iterable[str], step: int) -> None:
+    """Update the last steps of `names` in place, to `step` unless they have a later one."""
     for name in names:
-        last[name] = max(step, last.get(name, -1))
+        last_steps[name] = max(step, last_steps.get(name, -1))
 
 
-def run_name_of(run: Run, given: str | None) -> str:
-    """Return the name that a run has in a tracker: `given`, or the name of its work dir.
+def run_name_of(run: Run, name: str | None) -> str:
+    """Return the name that a run has in a tracker: `name`, or by default the name of its work dir.
 
-    A replay, which writes to the folder `replay` in the work dir, has the same name. A name that is not UTF-8
-    has escapes.
+    A replay writes to the folder `replay` in the work dir, and has the same name as the run. Lone surrogates
+    become escapes.
     """
     folder = Path(run.work_dir).resolve()
-    return escaped(given or (folder.parent if folder.name == REPLAY_FOLDER else folder).name)
+    if folder.name == REPLAY_FOLDER:
+        folder = folder.parent
+    return escaped(name or folder.name)

@@ -1,4 +1,4 @@
-"""The trackio writer: numbers, histograms, texts and settings of a run in trackio's local database."""
+"""Write numbers, histograms, texts and settings of a run to trackio's local database."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 from eventloop.events import HistogramLogged, RunInfo, ScalarsLogged, TextLogged
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
-from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter
+from eventloop.writers.tracker import RUN_EVENTS, TrackerWriter
 from eventloop.writers.tracker_arguments import check_config, check_texts, setting
+from eventloop.writers.tracker_state import Known
 from eventloop.writers.tracker_values import key_of, record_last, run_name_of, values_of
 
 FILE_NAME_BYTES = 255
@@ -21,24 +22,25 @@ FILE_NAME_BYTES = 255
 
 
 class TrackioWriter(TrackerWriter):
-    """Write a run to trackio's local database, as `{mode}/{name}` at each step.
+    """Write a run to trackio's local database, as metrics `{mode}/{name}` at each step.
 
         TrackioWriter("digits", config={"lr": 0.1})   # `trackio show --project digits` opens the dashboard
 
-    The rows go straight into the database, up to 256 events at once, because trackio's own thread drops what
-    it cannot write and loses what waits when the program is killed. `trackio sync` sends a project to a
-    Space. Histograms and texts are written too, and images are not.
+    The writer inserts up to 256 events at once into the database itself. trackio's own thread would drop rows
+    that it cannot write, and lose queued rows when the program is killed. `trackio sync` sends a project to a
+    Hugging Face Space. Histograms and texts are written too, images are not.
 
     A resumed run continues the run whose id is in `<work_dir>/trackio_run.json`. Steps that are run again
-    keep their first values; the writer asks the database which it has. Events that a kill took are read from
-    the run's event log, if the run has an `EventLogWriter`.
+    keep the values that the database has. Events that a kill lost are read from the run's event log, if the
+    run has an `EventLogWriter`.
 
     Args:
-        project: by default TRACKIO_PROJECT. TRACKIO_DIR is the folder of the databases. trackio leaves out of
-            the name all but letters, digits, - and _: "my.model" is the project "mymodel".
-        run_name: the name of the run in trackio, by default `name`, else that of the work dir.
+        project: the project's name, by default that in TRACKIO_PROJECT. TRACKIO_DIR is the folder of the
+            databases. trackio removes all characters but letters, digits, - and _ from the name: "my.model"
+            is the project "mymodel".
+        run_name: the name of the run in trackio; by default `name`, or else that of the work dir.
         config: settings of the run.
-        name: the writer's name in reports; needed if there are two of this class.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
         offload: "process", "thread", or "auto", the default: a process if possible.
 
     Raises:
@@ -68,28 +70,30 @@ class TrackioWriter(TrackerWriter):
         self._lib, storage, _ = self.import_library(*modules)
         self._storage = storage.SQLiteStorage
         _check_project(self._storage, self.project, source)
-        self._config: dict[str, Any] | None = None  # until it is written
+        self._unwritten_config: dict[str, Any] | None = None  # the settings for the first rows; then None
 
     def connect(self, run: Run, known: Known) -> Known:
+        """Create the project's database if needed, and read the last steps of the run in `known`."""
         self._storage.init_db(self.project)
         self._run_name = run_name_of(run, self.run_name)
-        self._config = {**self.config, "_Created": datetime.now(UTC).isoformat()}
-        last: dict[str, int] = {}
+        last_steps: dict[str, int] = {}
         if known.id:
             for row in self._storage.get_logs(self.project, run_id=known.id):
-                record_last(last, row.keys() - {"step", "timestamp"}, row["step"])
-        if last:  # it is written with the first rows
-            self._config = None
-        return Known(known.id or token_hex(8), last)
+                record_last(last_steps, row.keys() - {"step", "timestamp"}, row["step"])
+        self._unwritten_config = None
+        if not last_steps:  # the run's first rows have its settings, too
+            self._unwritten_config = {**self.config, "_Created": datetime.now(UTC).isoformat()}
+        return Known(known.id or token_hex(8), last_steps)
 
     def send(self, events: list[Timed]) -> None:
+        """Insert a row for each event with values; the first rows also have the settings of the run."""
         rows = []
-        for when, event in events:
-            if isinstance(event, RunInfo) and self._config is not None:
-                own = {"eventloop": {**event.info, **event.options}}
-                self._config = {**event.config, **self._config, **own}
+        for timestamp, event in events:
+            if isinstance(event, RunInfo) and self._unwritten_config is not None:
+                facts = {"eventloop": {**event.info, **event.options}}
+                self._unwritten_config = {**event.config, **self._unwritten_config, **facts}
             elif isinstance(event, ScalarsLogged | HistogramLogged | TextLogged):
-                time = datetime.fromtimestamp(when, UTC).isoformat()
+                time = datetime.fromtimestamp(timestamp, UTC).isoformat()
                 rows.append((event.step, time, self._row(event)))
         if not rows:
             return
@@ -100,12 +104,13 @@ class TrackioWriter(TrackerWriter):
             list(metrics),
             list(steps),
             list(times),
-            self._config,
+            self._unwritten_config,
             run_id=self._known.id,
         )
-        self._config = None
+        self._unwritten_config = None
 
     def _row(self, event: ScalarsLogged | HistogramLogged | TextLogged) -> dict[str, Any]:
+        """Return the values of an event by name, as trackio stores them."""
         if isinstance(event, ScalarsLogged):
             return {**values_of(event)}
         if isinstance(event, TextLogged):
@@ -124,13 +129,15 @@ def _check_project(storage: Any, project: str, source: str) -> None:
     """Check that trackio accepts the name of a project, and can name a database file after it.
 
     Args:
-        source: the argument or variable with the project, for the messages.
+        storage: trackio's class of databases.
+        project: the name.
+        source: the argument or environment variable that has the name, for the message.
 
     Raises:
-        ValueError: trackio refuses the project, would store it as "default", or the file's name would be too
-            long. The message names the project.
+        ValueError: trackio refuses the name, it has no character that trackio keeps, or the name of its
+            database file would be too long.
     """
-    if not re.search(r"[\w-]", project):  # trackio would write it to the project "default"
+    if not re.search(r"[\w-]", project):  # trackio would use the project "default" instead
         raise ValueError(
             f"{source} must have a letter, a digit, - or _, which trackio keeps, got {project!r}"
         )
@@ -140,8 +147,7 @@ def _check_project(storage: Any, project: str, source: str) -> None:
         raise ValueError(f"{source} must be a project that trackio allows: {error}") from None
     file_name = storage.get_project_db_filename(project)
     suffix = Path(file_name).suffix
-    most = (
-        FILE_NAME_BYTES - len(suffix) - len("-journal")
-    )  # SQLite appends this to the name for a file of its own
-    if (length := len(file_name.encode()) - len(suffix)) > most:
-        raise ValueError(f"{source} must have at most {most} bytes, got {length}: {project!r}")
+    # SQLite creates a second file, whose name ends in "-journal"
+    limit = FILE_NAME_BYTES - len(suffix) - len("-journal")
+    if (length := len(file_name.encode()) - len(suffix)) > limit:
+        raise ValueError(f"{source} must have at most {limit} bytes, got {length}: {project!r}")

@@ -1,7 +1,7 @@
-"""Read and draw curves on a visdom server; `VisdomWriter` uses it.
+"""Read and draw curves on a visdom server, for `VisdomWriter`.
 
-visdom's own client waits forever for a server that hangs, and ignores HTTP errors. Here every request has a
-timeout, and an HTTP error raises.
+visdom's own client waits forever for a server that hangs, and ignores HTTP errors. This module gives every
+request a timeout, and raises HTTP errors.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ Curve = dict[int, float]
 
 
 REFUSALS = (400, 413, 422, 500)
-"""The answers with which a server, or a proxy before it, refuses what one request contains.
+"""The HTTP status codes with which a server, or a proxy before it, refuses one request.
 
-500 is an error of the server in this request. Other errors concern the server or the login.
+500 is an error of the server while it handles this request. Other errors concern the server or the login.
 """
 
 
 class RefusedError(Exception):
-    """Raised for points that the server would refuse again; `too_large` for their number."""
+    """Raised if the server refuses the points of a curve, and would refuse them again.
+
+    Args:
+        text: the message.
+        too_large: whether it refuses the number of points in one request, not the points themselves.
+    """
 
     def __init__(self, text: str, *, too_large: bool = False) -> None:
         super().__init__(text)
@@ -45,7 +50,7 @@ class Panels:
         panels.append("loss", "train", {10: 0.5, 20: 0.25})
 
     Lone surrogates in names become escapes. Every method raises ConnectionError if the server does not answer
-    within `timeout` seconds, or answers with an error, and RefusedError if the error concerns one curve.
+    within `timeout` seconds or answers with an error, and RefusedError if the server refuses one curve.
     """
 
     def __init__(
@@ -94,14 +99,14 @@ class Panels:
             self._client.get_env_list()
         # requests' errors are OSErrors; ValueError: the reply is not JSON, so it is another kind of server
         except (OSError, ValueError) as error:
-            reason = _root(error)
-            message = f"no visdom server answers at {self.url}: {_text(reason)}"
-            if isinstance(reason, ConnectionRefusedError):  # the port is free for a server
+            cause = _root_cause(error)
+            message = f"no visdom server answers at {self.url}: {_text(cause)}"
+            if isinstance(cause, ConnectionRefusedError):  # nothing listens on the port
                 message += f"; `{self._command}` starts one there"
-            raise ConnectionError(message) from None  # the chain has three tracebacks
+            raise ConnectionError(message) from None  # the chain of causes has three tracebacks
 
     def read(self, name: str, mode: str) -> Curve:
-        """Return the points of a curve that the server has, {} if it does not have the curve."""
+        """Return the points of the curve of a metric and mode on the server; {} if it does not exist."""
         name, mode = escaped(name), escaped(mode)
         with self._request(name):
             if (exists := self._client.win_exists(name)) is None:
@@ -114,9 +119,8 @@ class Panels:
             raise RefusedError(f"{name!r} is a pane of another kind on the visdom server at {self.url}")
         for trace in content.get("data", ()):
             if trace.get("name") == mode:
-                return {
-                    int(x): math.nan if y is None else y for x, y in zip(trace["x"], trace["y"], strict=True)
-                }
+                points = zip(trace["x"], trace["y"], strict=True)
+                return {int(step): math.nan if value is None else value for step, value in points}
         return {}
 
     def append(self, name: str, mode: str, points: Curve) -> None:
@@ -128,6 +132,14 @@ class Panels:
         self._draw(name, mode, points, "replace")
 
     def _draw(self, name: str, mode: str, points: Curve, update: str) -> None:
+        """Draw points with one request, or with several if they are too many for one.
+
+        Args:
+            name: the metric.
+            mode: the mode, such as "train".
+            points: the points.
+            update: "append" or "replace".
+        """
         try:
             self._draw_at_once(escaped(name), escaped(mode), points, update)
         except RefusedError as error:
@@ -138,25 +150,26 @@ class Panels:
             self._draw(name, mode, dict(items[middle:]), "append")
 
     def _draw_at_once(self, name: str, mode: str, points: Curve, update: str) -> None:
-        # JSON has no infinity, and one would blank the whole window: like NaN, it is drawn as a gap
-        heights = [y if math.isfinite(y) else math.nan for y in points.values()]
+        """Draw points with one request; raise RefusedError or ConnectionError if they were not drawn."""
+        # an infinity would make the whole window blank, because JSON has none; NaN is drawn as a gap
+        values = [value if math.isfinite(value) else math.nan for value in points.values()]
         with self._request(name):
             reply = self._client.line(
                 X=np.array([*points]),
-                Y=np.array(heights, dtype=np.float64),
+                Y=np.array(values, dtype=np.float64),
                 win=name,
                 name=mode,
                 update=update,
                 opts={"title": name, "xlabel": "step", "showlegend": True},
             )
-        if reply == "win does not exist":  # it was closed a moment ago
+        if reply == "win does not exist":  # the window was closed since `read` or an earlier draw
             raise ConnectionError(f"the visdom server at {self.url} has lost {name!r}")
         if reply != name:
             raise RefusedError(f"the visdom server at {self.url} did not draw {name!r}: {reply}")
 
     @contextmanager
     def _request(self, name: str) -> Iterator[None]:
-        """Raise RefusedError instead of ConnectionError if the server's answer concerns this curve."""
+        """Raise RefusedError in place of ConnectionError if the server has refused the curve `name`."""
         self._status = 0
         try:
             yield
@@ -167,16 +180,18 @@ class Panels:
             raise RefusedError(text, too_large=self._status == 413) from None
 
     def _refuse_errors(self, response: Any, *args: Any, **kwargs: Any) -> None:
+        """Record the status of an answer, and raise an error if it is an HTTP error; a hook of requests."""
         self._status = response.status_code
         response.raise_for_status()
 
 
-def _root(error: BaseException) -> BaseException:
-    """Return the first cause of `error`; visdom's own error and the errors between add no information."""
-    while (below := error.__cause__ or error.__context__) is not None:
-        error = below
+def _root_cause(error: BaseException) -> BaseException:
+    """Return the first error in the chain of causes; the errors of visdom and requests only wrap it."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
     return error
 
 
 def _text(error: BaseException) -> str:
+    """Return the text of an error, such as "Connection refused", or the name of its class."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

@@ -1,7 +1,4 @@
-"""Draw curves on a visdom server during the run.
-
-The module `visdom_client` talks to the server.
-"""
+"""Draw curves on a visdom server during the run; the module `visdom_client` sends the requests."""
 
 from __future__ import annotations
 
@@ -43,35 +40,35 @@ class VisdomWriter(Writer):
     If no server answers when the run begins (`python -m visdom.server` starts one), the writer is disabled
     with a warning. The run continues, and its summary counts the writer's events as failed or dropped.
 
-    If the server disappears later, the writer retries every `retry_seconds` seconds and at the end of the
-    run. Up to `backlog` points wait and are drawn when the server is back. With more points, or if the server
-    stays away, the writer fails with the number of points that were not drawn. Curves that a server lost by a
-    restart are not drawn again. NaN and the infinities are gaps in a curve.
+    If the server cannot be reached later, the writer retries every `retry_seconds` seconds and at the end of
+    the run. Up to `backlog` points wait until it answers. With more points, or if it does not answer until
+    the end, the writer fails with the number of points that were not drawn. A server that is restarted loses
+    its curves, which are not drawn again. NaN and the infinities are gaps in a curve.
 
-    Points that the server, or a proxy before it, refuses are left out: their curve is named once in the log,
-    their events count as failed, and all other curves are drawn. Points that are too many for one request are
-    drawn with several.
+    Points that the server, or a proxy before it, refuses are left out: the log names their curve once, their
+    events count as failed, and all other curves are drawn. Points that are too many for one request are sent
+    in several requests.
 
     By default the writer runs in a worker process, because each value is a request that takes some
     milliseconds of the interpreter. It runs on a thread if the process cannot import its class or the
     arguments do not pickle.
 
-    When training begins, points of later steps that an earlier run left in the environment are removed. A
-    curve has one point per step, the last one logged.
+    When training begins, points of later steps are removed from the environment, because an earlier run has
+    drawn them. A curve has one point per step, the last value logged.
 
     Args:
         host: name of the server, or its URL without the port.
         port: port of the server.
         window_size: a training value is drawn as the median of the finite values in the last `window_size`
-            iterations; 1 draws every value unchanged. Learning rates, and values of other modes, are never
-            smoothed.
+            iterations. 1 draws every value unchanged. Learning rates, validation values and test values are
+            never smoothed.
         interested_keys: the metrics to draw, as "loss" (in every mode) or "val/loss"; by default all.
         env: visdom's environment; by default the name of the run's work_dir, so that runs are separate.
         base_url, username, password: the server's base URL, user name and password, if it has them.
-        timeout: seconds that one request may take.
-        retry_seconds: seconds between two attempts to reach a server that disappeared.
-        backlog: how many points may wait for the server.
-        name: the writer's name in reports; needed if there are two of this class.
+        timeout: the most seconds of a request.
+        retry_seconds: the least seconds between two attempts to reach a server that does not answer.
+        backlog: the most points that wait for a server that does not answer.
+        name: the writer's name in reports; needed if a bus has two writers of this class.
         offload: "process", "thread", or "auto", the default.
 
     Raises:
@@ -126,25 +123,30 @@ class VisdomWriter(Writer):
             "password": password,
         }
         self._lib = _import_library()
-        self._untaken = 0  # how many of the last events may have points that are not drawn
+        self._untaken = 0  # how many of the last delivered events may have points that are not drawn
         self._refused: list[BadEvent] = []  # events with refused points that are not reported yet
 
     def open(self, run: Run) -> None:
+        """Prepare for a run, and check that the server answers.
+
+        Raises:
+            UnavailableError: it does not answer.
+        """
         env = self.env or Path(run.work_dir).resolve().name
         self._panels = self._lib.Panels(env=env, **self._server)
-        self._recent: dict[Name, deque[tuple[int, float]]] = {}
-        self._pending: dict[Name, dict[int, float]] = {}
-        # the last step drawn, only of curves that the server still has as they were drawn
-        self._last: dict[Name, int] = {}
-        self._start: int | None = None  # the iteration at which training began, or None
-        self._cut: set[Name] = set()  # the curves from which an earlier run's later steps were removed
+        self._recent: dict[Name, deque[tuple[int, float]]] = {}  # steps and values in the smoothing window
+        self._pending: dict[Name, dict[int, float]] = {}  # the points to draw: step -> value
+        # the last step drawn, for curves that the server has as this writer drew them
+        self._last_drawn: dict[Name, int] = {}
+        self._training_start: int | None = None  # the iteration at which training began; None before
+        self._trimmed: set[Name] = set()  # the curves without the later steps of an earlier run
         self._missing = {*self.interested_keys} if self.interested_keys is not None else set()
-        self._retry_at = 0.0
+        self._retry_at = 0.0  # the `monotonic()` before which a failed request is not repeated
         self._error: ConnectionError | None = None
         self._untaken, self._refused = 0, []
-        self._unsent: list[ScalarsLogged] = []  # the events whose points may not be drawn yet
-        self._bad: dict[Name, set[int]] = {}  # by curve, the steps of points that the server has refused
-        self._warned: set[Name] = set()  # the curves that the log has named as left out
+        self._undrawn: list[ScalarsLogged] = []  # the events whose points may not be drawn yet
+        self._refused_steps: dict[Name, set[int]] = {}  # the steps of points that the server has refused
+        self._warned: set[Name] = set()  # the curves whose refusal was logged
         try:
             self._panels.check()
         except ConnectionError as error:
@@ -154,13 +156,19 @@ class VisdomWriter(Writer):
         self.write_batch([event])
 
     def write_batch(self, events: list[Event]) -> None:
+        """Add the points of events, and draw all pending points unless it is too soon for a retry.
+
+        Raises:
+            ConnectionError: more than `backlog` points wait for the server.
+            Unencodable: the server has refused points of some events.
+        """
         self._untaken += len(events)
         for event in events:
             if isinstance(event, BeforeTrain):
-                self._begin(event.iter)
+                self._begin_training(event.iter)
             elif isinstance(event, ScalarsLogged):
-                self._store(event)
-                self._unsent.append(event)
+                self._add_points(event)
+                self._undrawn.append(event)
         if self._error is None or monotonic() >= self._retry_at:
             self._try_to_draw()
         if self._error is not None and self._waiting > self.backlog:
@@ -190,43 +198,48 @@ class VisdomWriter(Writer):
 
     # --- receiving values ----------------------------------------------------------------------------------
 
-    def _begin(self, completed: int) -> None:
-        """Drop waiting points of steps after `completed`, the iteration at which training begins."""
+    def _begin_training(self, start: int) -> None:
+        """Drop the pending points of steps after `start`, the iteration at which a training begins."""
         for points in self._pending.values():
-            for step in [step for step in points if step > completed]:
+            for step in [step for step in points if step > start]:
                 del points[step]
-        self._start = completed
-        self._cut.clear()
-        self._last.clear()
+        self._training_start = start
+        self._trimmed.clear()
+        self._last_drawn.clear()
         self._recent.clear()
 
-    def _store(self, event: ScalarsLogged) -> None:
+    def _add_points(self, event: ScalarsLogged) -> None:
+        """Add a point to the curve of each scalar in `interested_keys`; training values are smoothed."""
         for key, value in event.scalars.items():
             if self.interested_keys is not None:
-                found = self.interested_keys & {key, f"{event.mode}/{key}"}
-                if not found:
+                matching_keys = self.interested_keys & {key, f"{event.mode}/{key}"}
+                if not matching_keys:
                     continue
-                self._missing -= found
-            smooth = event.mode == "train" and self.window_size > 1 and not is_rate(key)
+                self._missing -= matching_keys
+            is_smoothed = event.mode == "train" and self.window_size > 1 and not is_rate(key)
             name = (key, event.mode)
-            height = self._smoothed(name, event.step, value) if smooth else value
-            self._pending.setdefault(name, {})[event.step] = height
+            drawn_value = self._smoothed(name, event.step, value) if is_smoothed else value
+            self._pending.setdefault(name, {})[event.step] = drawn_value
 
     def _smoothed(self, name: Name, step: int, value: float) -> float:
+        """Return the median of the curve's finite values in the window; NaN and the infinities unchanged."""
         recent = self._recent.setdefault(name, deque())
         recent.append((step, value))
         while recent[0][0] <= step - self.window_size:
             recent.popleft()
-        finite = [near for at, near in recent if math.isfinite(near) and at <= step]
-        return median(finite) if math.isfinite(value) else value
+        if not math.isfinite(value):
+            return value
+        return median(other for other_step, other in recent if math.isfinite(other) and other_step <= step)
 
     # --- drawing -------------------------------------------------------------------------------------------
 
     @property
     def _waiting(self) -> int:
+        """Return the number of pending points."""
         return sum(map(len, self._pending.values()))
 
     def _try_to_draw(self) -> None:
+        """Draw the pending points; an error is stored, and logged unless the try before failed too."""
         try:
             if self._waiting:
                 self._panels.check()
@@ -237,60 +250,69 @@ class VisdomWriter(Writer):
             if self._error is None:
                 logger.warning("%s; points wait until it is back", error)
             self._error = error
-            self._last.clear()  # the server may have been restarted, without its curves
+            self._last_drawn.clear()  # the server may have been restarted, and then has lost its curves
             self._retry_at = monotonic() + self.retry_seconds
         else:
             self._error = None
-            self._resolve()
+            self._finish_events()
 
     def _draw_unless_refused(self, name: Name, points: dict[int, float]) -> None:
+        """Draw points of a curve; if the server refuses them, record their steps and log a warning."""
         try:
             self._draw(name, points)
         except self._lib.RefusedError as error:
-            self._bad.setdefault(name, set()).update(points)
-            self._last.pop(name, None)  # it is unknown which of the points the server has
+            self._refused_steps.setdefault(name, set()).update(points)
+            self._last_drawn.pop(name, None)  # the server may have some of the points
             if name not in self._warned:
                 self._warned.add(name)
                 logger.warning("VisdomWriter: left out are %s/%s: %s", name[1], name[0], error)
 
-    def _resolve(self) -> None:
-        """Record that no event waits any more, and which of the events had points that were refused."""
-        for event in self._unsent if self._bad else ():
-            bad = [key for key in event.scalars if event.step in self._bad.get((key, event.mode), ())]
-            if bad:
-                self._refused.append(BadEvent(event_name(ScalarsLogged), bad[0], "refused", reported=True))
-        self._bad, self._unsent, self._untaken = {}, [], 0
+    def _finish_events(self) -> None:
+        """Record that no event has undrawn points, and which events had points that were refused."""
+        for event in self._undrawn if self._refused_steps else ():
+            for key in event.scalars:
+                if event.step in self._refused_steps.get((key, event.mode), ()):
+                    self._refused.append(BadEvent(event_name(ScalarsLogged), key, "refused", reported=True))
+                    break
+        self._refused_steps, self._undrawn, self._untaken = {}, [], 0
 
     def _draw(self, name: Name, points: dict[int, float]) -> None:
+        """Append points to a curve, or merge them into it if their steps are not all after its last step."""
         if not points:
             return
-        last = self._last.get(name)
-        if last is not None and last < min(points) and [*points] == sorted(points):
+        last_step = self._last_drawn.get(name)
+        if last_step is not None and last_step < min(points) and [*points] == sorted(points):
             self._panels.append(*name, points)
         else:
             self._merge(name, points)
-        self._last[name] = max(last or 0, *points)
+        self._last_drawn[name] = max(last_step or 0, *points)
 
     def _merge(self, name: Name, points: dict[int, float]) -> None:
-        """Read the curve from the server, merge `points` into it by step, and draw the merged curve."""
-        there = self._panels.read(*name)
-        kept = there
-        if self._start is not None and name not in self._cut:
-            kept = {step: value for step, value in there.items() if step <= self._start}
-        merged = dict(sorted({**kept, **points}.items()))
-        if there:
+        """Read the curve from the server, merge `points` into it by step, and draw the merged curve.
+
+        The first merge of a curve in a training removes the points of later steps of an earlier run.
+        """
+        server_points = self._panels.read(*name)
+        earlier_points = server_points
+        if self._training_start is not None and name not in self._trimmed:
+            start = self._training_start
+            earlier_points = {step: value for step, value in server_points.items() if step <= start}
+        merged = dict(sorted({**earlier_points, **points}.items()))
+        if server_points:
             self._panels.replace(*name, merged)
         else:
             self._panels.append(*name, merged)
-        self._cut.add(name)
+        self._trimmed.add(name)
 
     def _lost(self) -> ConnectionError:
+        """Return the error to raise when points are not drawn; it counts them."""
         error = ConnectionError(f"{self._waiting} points were not drawn: {self._error}")
         error.__cause__ = self._error
         return error
 
 
 def _import_library() -> ModuleType:
+    """Import visdom, and return the module `visdom_client`."""
     try:
         with _no_torch_in_worker():
             importlib.import_module("visdom")
@@ -323,6 +345,7 @@ def _no_torch_in_worker() -> Iterator[None]:
 
 
 def _check_texts(*, optional: bool = False, **texts: Any) -> None:
+    """Raise a TypeError unless all arguments are a str, or with `optional` None."""
     for name, text in texts.items():
         if not isinstance(text, str) and not (optional and text is None):
             raise TypeError(
@@ -331,6 +354,7 @@ def _check_texts(*, optional: bool = False, **texts: Any) -> None:
 
 
 def _check_keys(keys: Any) -> frozenset[str] | None:
+    """Return `interested_keys` as a set, or None; raise an error if it is empty or has other than texts."""
     if keys is None:
         return None
     if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):

@@ -1,8 +1,8 @@
-"""Read the files that W&B writes into a run's folder: `run-ID.wandb`, its log of everything it was given.
+"""Read W&B's files `run-ID.wandb`, which contain everything that was logged in a run.
 
-The file is LevelDB's log format in blocks of 32 KB with protobuf records. wandb 0.31 has no reader of it.
-`WandbWriter` reads it to know which steps survived a kill: wandb writes whole blocks, so the last 32 KB may
-be missing.
+A file has the log format of LevelDB, blocks of 32 KB, with protobuf messages as records. wandb 0.31 has no
+public reader of it. `WandbWriter` reads it to find which steps survived a kill: wandb writes whole blocks, so
+the last 32 KB may be missing.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from pathlib import Path
 from typing import Any
 
 BLOCK = 32 * 1024
+"""The number of bytes of a block."""
 _PREFIX = 7
-"""Bytes of the file's header, and also of the header of each record: checksum, length and type."""
+"""The number of bytes of the file's header, and of each record's header: checksum, length and type."""
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+"""The types of records: a full one, or the first, a middle or the last fragment of one."""
 
 
 def read_history(folder: Path, run_id: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows that `run.log` was given and that are in the files, in order.
+    """Yield the rows in the files of a run, in the order of the calls of `run.log`.
 
     Args:
-        folder: the folder that was given to W&B as `dir`.
-        run_id: the id of the run, which has one file for each time that it was begun or resumed.
+        folder: the folder that was passed to W&B as `dir`.
+        run_id: the id of the run, which has one file for each start or resume.
     """
     for record in read_records(folder, run_id):
         if record.WhichOneof("record_type") == "history":
@@ -33,56 +35,68 @@ def read_history(folder: Path, run_id: str) -> Iterator[dict[str, Any]]:
 
 
 def read_records(folder: Path, run_id: str) -> Iterator[Any]:
-    """Yield the records of the files, protobuf messages of the type `Record`."""
+    """Yield the records in the files of a run, wandb's protobuf messages `Record`."""
     for path in _files(folder, run_id):
-        yield from _parsed(path.read_bytes()[_PREFIX:], _PREFIX)
+        yield from _messages(path.read_bytes()[_PREFIX:], _PREFIX)
 
 
 def has_files(folder: Path, run_id: str) -> bool:
-    """Return whether a file of the run is there, even an empty one; `wandb sync --clean` removes them."""
+    """Return whether the run has a file, even an empty one; `wandb sync --clean` removes the files."""
     return bool(_files(folder, run_id))
 
 
 def is_whole(folder: Path, run_id: str) -> bool:
-    """Return whether the newest file ends with the record of the run's end.
+    """Return whether the newest file of a run contains the record of the run's end, or there is no file.
 
     wandb writes the last block shortly after `run.finish` has returned.
     """
-    if not (files := _files(folder, run_id)):  # as with WANDB_MODE=disabled
+    if not (files := _files(folder, run_id)):  # for example with WANDB_MODE=disabled
         return True
     with open(files[-1], "rb") as file:
-        begin = max(0, file.seek(0, 2) - 1) // BLOCK * BLOCK
-        file.seek(begin or _PREFIX)
-        return any(r.WhichOneof("record_type") == "exit" for r in _parsed(file.read(), begin or _PREFIX))
+        size = file.seek(0, 2)
+        last_block = max(0, size - 1) // BLOCK * BLOCK
+        offset = last_block or _PREFIX
+        file.seek(offset)
+        messages = _messages(file.read(), offset)
+        return any(message.WhichOneof("record_type") == "exit" for message in messages)
 
 
 def _files(folder: Path, run_id: str) -> list[Path]:
+    """Return the files of a run, the oldest first."""
     return sorted(folder.glob(f"wandb/*run-*-{run_id}/run-{run_id}.wandb"))
 
 
-def _parsed(data: bytes, offset: int) -> Iterator[Any]:
-    messages: Any = import_module("wandb.proto.wandb_internal_pb2")
+def _messages(data: bytes, offset: int) -> Iterator[Any]:
+    """Yield the protobuf messages in the part of a file that begins at `offset`."""
+    protobuf: Any = import_module("wandb.proto.wandb_internal_pb2")
     for record in _records(data, offset):
-        yield messages.Record.FromString(record)
+        yield protobuf.Record.FromString(record)
 
 
 def _name(item: Any) -> str:
-    name: str = item.key or item.nested_key[0]  # the parts of an image or a histogram
+    """Return the name of a logged value; the fields of an image or a histogram have nested keys."""
+    name: str = item.key or item.nested_key[0]
     return name
 
 
 def _records(data: bytes, offset: int) -> Iterator[bytes]:
-    """Yield the whole records of a part of a file that begins at `offset`; the last may be cut short."""
-    at, parts = 0, b""
-    while at + _PREFIX <= len(data):
-        if (left := BLOCK - (offset + at) % BLOCK) < _PREFIX:  # a block's last bytes are unused
-            at += left
+    """Yield the complete records in the part of a file that begins at `offset`.
+
+    It stops at a record that a kill has cut short, or that is no valid record.
+    """
+    position, record = 0, b""
+    while position + _PREFIX <= len(data):
+        block_rest = BLOCK - (offset + position) % BLOCK
+        if block_rest < _PREFIX:  # no record's header begins in the last 6 bytes of a block
+            position += block_rest
             continue
-        _, size, kind = struct.unpack_from("<IHB", data, at)
-        at += _PREFIX
-        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or at + size > len(data):
+        _, size, kind = struct.unpack_from("<IHB", data, position)
+        position += _PREFIX
+        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or position + size > len(data):
             return
-        parts = data[at : at + size] if kind in (_FULL, _FIRST) else parts + data[at : at + size]
-        at += size
-        if kind == _FULL or (kind == _LAST and parts[size:]):
-            yield parts
+        fragment = data[position : position + size]
+        position += size
+        record = fragment if kind in (_FULL, _FIRST) else record + fragment
+        has_begin = kind == _FULL or len(record) > size  # the part may begin within a record
+        if kind in (_FULL, _LAST) and has_begin:
+            yield record

@@ -24,7 +24,7 @@ from eventloop.events import AfterTrainIter
 from eventloop.metrics import EventStorage
 from eventloop.metrics.media import MediaPacket
 from eventloop.metrics.packet import Packet
-from eventloop.metrics.rows import Place
+from eventloop.metrics.rows import RunLimits
 
 OURS, BY_HAND, BACKGROUND = "ours", "by hand", "background"
 INTERVAL = 10
@@ -193,7 +193,7 @@ class Bench:
             for _ in range(intervals):
                 for _ in range(INTERVAL):
                     put()
-                packets.append(storage.collect_media() if media else storage.collect(Place()))
+                packets.append(storage.collect_media() if media else storage.collect(RunLimits()))
 
         fill()
         case = self.over(
@@ -217,7 +217,7 @@ class Collected:
     def __init__(self, storage: EventStorage, *, forget: bool = False) -> None:
         self._storage, self._forget = storage, forget
         self._packets: list[Packet] = []
-        self._place = Place(100_000, 100)
+        self._place = RunLimits(100_000, 100)
         self.names = {"keep": self._packets.append, "collect": storage.collect, "place": self._place}
         """The variables of `SOURCE`."""
 

@@ -1,4 +1,4 @@
-"""Checksum any parts of a file, however they overlap, after one pass over its bytes.
+"""Compute the CRC-32 of many, perhaps overlapping, parts of a file in one pass over its bytes.
 
 `eventloop.eventlog.frames` uses it. This module imports no torch.
 """
@@ -15,15 +15,17 @@ from zlib import crc32
 _STRIDE = 1 << 10
 """The number of bytes between two stored checksums, which take 4 bytes each."""
 _BLOCK = 1 << 16
+"""The number of bytes that are read from the file at once."""
 _ZEROS = bytes(1 << 8)
+"""A block of zero bytes, with which `_after_bytes` counts lengths."""
 
 
 class Checksums:
-    """The CRC-32 of any part of a file from `begin` on.
+    """Compute the CRC-32 of any part of a file from the offset `begin` on.
 
     It stores the checksum of the bytes from `begin` to each multiple of a stride. CRC-32 is linear, so the
-    checksum of a part follows from those of the bytes up to its start and up to its end, as in zlib's
-    `crc32_combine`. So every byte is read once, and at most a stride again for each part.
+    checksum of a part follows from the checksums of the bytes before its start and before its end, as in
+    zlib's `crc32_combine`. Every byte is read once, and for each part at most two strides are read again.
     """
 
     def __init__(self, begin: int) -> None:
@@ -31,25 +33,28 @@ class Checksums:
         self._stored = array("I", [0])
 
     def of(self, file: BinaryIO | FileIO, start: int, end: int, initial: int) -> int:
-        """Return `crc32(part, initial)` for the part from `start` to `end`, which the file has."""
+        """Return `crc32(part, initial)` for the part of the file from offset `start` to `end`."""
         difference = self._up_to(file, start) ^ initial
-        return self._up_to(file, end) ^ _behind(difference, end - start)
+        return self._up_to(file, end) ^ _after_bytes(difference, end - start)
 
     def _up_to(self, file: BinaryIO | FileIO, position: int) -> int:
         """Return the checksum of the bytes from `begin` to `position`."""
-        whole, rest = divmod(position - self._begin, _STRIDE)
+        strides, rest = divmod(position - self._begin, _STRIDE)
         stored, descriptor = self._stored, file.fileno()
-        while len(stored) <= whole:
+        while len(stored) <= strides:
             block = os.pread(descriptor, _BLOCK, self._begin + (len(stored) - 1) * _STRIDE)
             if len(block) < _STRIDE:  # another program has shortened the file
                 block = block.ljust(_STRIDE, b"\0")
-            for at in range(_STRIDE, len(block) + 1, _STRIDE):
-                stored.append(crc32(block[at - _STRIDE : at], stored[-1]))
-        return crc32(os.pread(descriptor, rest, self._begin + whole * _STRIDE), stored[whole])
+            for stride_end in range(_STRIDE, len(block) + 1, _STRIDE):
+                stored.append(crc32(block[stride_end - _STRIDE : stride_end], stored[-1]))
+        return crc32(os.pread(descriptor, rest, self._begin + strides * _STRIDE), stored[strides])
 
 
-def _behind(difference: int, length: int) -> int:
-    """Return the difference of two checksums after the same `length` bytes have been added to both."""
+def _after_bytes(difference: int, length: int) -> int:
+    """Return the xor of two checksums after the same `length` bytes are appended to both byte strings.
+
+    It depends only on the length and on `difference`, the xor of the checksums before.
+    """
     blocks, rest = divmod(length, len(_ZEROS))
     difference = crc32(_ZEROS[:rest], difference) ^ crc32(_ZEROS[:rest])
     power = 0
@@ -63,7 +68,10 @@ def _behind(difference: int, length: int) -> int:
 
 @cache
 def _tables(power: int) -> tuple[list[int], ...]:
-    """Return what each value of each of a difference's four bytes becomes behind `2**power` blocks."""
+    """Return four tables for `_lookup`, which apply `_after_bytes` for `2**power` blocks of `_ZEROS`.
+
+    The tables have the result for each value of the first, second, third and fourth byte of a difference.
+    """
     if power:
         half = _tables(power - 1)
         bits = [_lookup(half, _lookup(half, 1 << bit)) for bit in range(32)]
@@ -79,6 +87,7 @@ def _tables(power: int) -> tuple[list[int], ...]:
 
 
 def _lookup(tables: tuple[list[int], ...], difference: int) -> int:
+    """Return the xor of the entries of four tables for the four bytes of a difference, the lowest first."""
     first, second, third, fourth = tables
     return (
         first[difference & 255]

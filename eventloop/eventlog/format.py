@@ -1,7 +1,7 @@
 """Define the format of the event log, a file that survives kills, new versions and flipped bits.
 
-It holds every event of a run. EventLogWriter writes it, and `eventloop.eventlog.reader` reads it, with
-`eventloop.eventlog.frames`.
+It contains every event of a run. EventLogWriter writes it. `eventloop.eventlog.reader` reads it, and uses
+`eventloop.eventlog.frames` for that.
 
 The file begins with `MAGIC` and the version, a little-endian uint32. Records follow, one per event, each in a
 frame:
@@ -10,13 +10,13 @@ frame:
 
 The checksum is the CRC-32 of the length and the payload (`zlib.crc32` of the payload, with the length as the
 initial value). The payload is a msgpack array `[tag, sequence, time, rank, body]`: the body is the event as a
-map of its fields, and the tag is its name, which a reader looks up first. So a reader skips unknown events,
-ignores unknown fields, and gives fields that were added later their defaults. NaN and the infinities are
+map of its fields, and the tag is its name. A reader looks up the name first. It skips unknown events, ignores
+unknown fields, and uses the defaults of fields that were added to an event later. NaN and the infinities are
 ordinary floats.
 
 A record whose tag begins with `$` is not an event, and takes no sequence number: `$run` holds the facts of
-the run whose events follow. An event may itself contain frames, for example as the bytes of another log; so
-the end of a log is found by reading it from its beginning. This module imports no torch.
+the run whose events follow. An event may itself contain frames, for example the bytes of another log. So the
+end of a log can only be found by reading it from the beginning. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -30,24 +30,29 @@ from zlib import crc32
 import msgspec
 
 FILE_NAME = "events.evl"
+"""The default name of a run's event log."""
 MAGIC = b"\x89evl\r\n\x1a\n"
-"""The signature of the file; like PNG's, it shows transfers that changed line ends or the eighth bit."""
+"""The file's first bytes; like PNG's, they show transfers that changed line ends or the eighth bit."""
 VERSION = 1
+"""The version of the format."""
 HEADER = MAGIC + struct.pack("<I", VERSION)
+"""The first bytes of a log."""
 MARK = b"\xc1evl"
-"""The first bytes of a frame, by which a reader finds the next one after damage; not valid msgpack."""
+"""The first bytes of each frame, by which a reader finds the next frame after damage; not valid msgpack."""
 FRAME = struct.Struct("<III")
+"""The header of a frame: mark, length and checksum."""
 SHORTEST = 6
 """The least number of bytes of a payload: the head of an array, and one byte for each of its items."""
 RUN_TAG = "$run"
 """The tag of the record with the facts of the run whose events follow."""
 MARK_NUMBER = int.from_bytes(MARK, "little")
+"""`MARK` as the first number of a frame's header."""
 
 T = TypeVar("T")
 
 
 class EventLogError(ValueError):
-    """Raised if a file is not an event log, has another version, or is torn with `on_torn="raise"`."""
+    """Raised if a file is not an event log, has another version, or with `on_torn="raise"` is damaged."""
 
 
 class EventRecord(msgspec.Struct, Generic[T], array_like=True, gc=False, frozen=True):
@@ -58,26 +63,32 @@ class EventRecord(msgspec.Struct, Generic[T], array_like=True, gc=False, frozen=
     sequence: int
     """The number of the event: 0 for the first one of the file; a resumed run continues the count."""
     time: float
-    """The time of the emit, in seconds since 1970; an event from a spill file has that of one before it."""
+    """The time of the emit in seconds since 1970; for an event from a spill file that of an earlier event."""
     rank: int
-    """The rank of the process that wrote it."""
+    """The rank of the process that wrote the record."""
     event: T
 
 
 def pack(payload: bytes) -> bytes:
-    """Return the header of a payload's frame: mark, length and checksum. The payload is written after it."""
+    """Return the header of a payload's frame, to be written before the payload."""
     length = len(payload)
     return FRAME.pack(MARK_NUMBER, length, crc32(payload, length))
 
 
 def read_header(file: BinaryIO | FileIO, path: str | PathLike[str]) -> bool:
-    """Read the header of a log; return False if a kill has left it incomplete."""
-    head = file.read(len(HEADER))
-    if len(head) < len(HEADER) and HEADER.startswith(head):
+    """Read and check the header of a log; return False if a kill has left it incomplete.
+
+    Raises:
+        EventLogError: the file is not an event log, or has another version.
+    """
+    header = file.read(len(HEADER))
+    if len(header) < len(HEADER) and HEADER.startswith(header):
         return False
-    if not head.startswith(MAGIC) or len(head) < len(HEADER):
-        raise EventLogError(f"{path} is not an event log: expected it to begin with {MAGIC!r}, got {head!r}")
-    (version,) = struct.unpack_from("<I", head, len(MAGIC))
+    if not header.startswith(MAGIC) or len(header) < len(HEADER):
+        raise EventLogError(
+            f"{path} is not an event log: expected it to begin with {MAGIC!r}, got {header!r}"
+        )
+    (version,) = struct.unpack_from("<I", header, len(MAGIC))
     if version != VERSION:
         raise EventLogError(
             f"{path} is an event log of version {version}, and this eventloop reads version {VERSION}: "

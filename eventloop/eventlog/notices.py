@@ -29,12 +29,13 @@ from eventloop.events.base import event_name
 
 
 def notice(event: Event) -> str:
-    """Format any event that has no scalars as one line; a logged text keeps its line breaks."""
-    text = _of_steering(event)
-    return _of_run(event) if text is None else text
+    """Format an event without scalars as one line; a logged text keeps its line breaks."""
+    text = _steering_notice(event)
+    return _run_notice(event) if text is None else text
 
 
-def _of_steering(event: Event) -> str | None:
+def _steering_notice(event: Event) -> str | None:
+    """Return a line on a command, an evaluated checkpoint or a rollback; None for any other event."""
     match event:
         case CommandApplied():
             return f"Command applied: {_command(event)}"
@@ -45,17 +46,20 @@ def _of_steering(event: Event) -> str | None:
             return f"Checkpoint evaluated: {event.path}: {scores}"
         case RolledBack():
             skips = f", skipping {event.skipped:,} batches" if event.skipped else ""
-            why = f": {one_line(event.reason)}" if event.reason else ""
-            return f"Rolled back to {event.path} (iteration {event.iter}){skips}{why}"
+            reason = f": {one_line(event.reason)}" if event.reason else ""
+            return f"Rolled back to {event.path} (iteration {event.iter}){skips}{reason}"
     return None
 
 
 def _command(event: CommandApplied | CommandRefused) -> str:
+    """Return a command with its arguments and its source, such as "set lr=0.1 (from ann)"."""
     words = [event.command, *(f"{name}={value}" for name, value in event.arguments.items())]
-    return f"{' '.join(words)}{f' (from {event.source})' if event.source else ''}"
+    source = f" (from {event.source})" if event.source else ""
+    return " ".join(words) + source
 
 
-def _of_run(event: Event) -> str:
+def _run_notice(event: Event) -> str:
+    """Return a line on a checkpoint, a stop, a handler or the end of a run, or on any other event."""
     match event:
         case TextLogged():
             return f"{event.name}: {event.text}" if event.name else event.text
@@ -66,8 +70,8 @@ def _of_run(event: Event) -> str:
         case AfterLoadCheckpoint():
             return f"Checkpoint loaded: {event.path}"
         case StopRequested() | PreemptionRequested():
-            what = "Stop" if isinstance(event, StopRequested) else "Preemption"
-            return f"{what} requested: {event.reason}"
+            noun = "Stop" if isinstance(event, StopRequested) else "Preemption"
+            return f"{noun} requested: {event.reason}"
         case HandlerFailed():
             return f"{event.handler} FAILED ({event.count}x): {one_line(event.error)}"
         case EventsDropped():

@@ -37,25 +37,36 @@ from eventloop.events.catalogue import find_event, several
 from eventloop.events.run import Run
 from eventloop.util.checks import check_choice
 
-_FIVE = 0x95  # msgpack's array of five items
-_FIXSTR, _STR8 = 0xA0, 0xD9  # msgpack's texts of up to 31 bytes, and of up to 255
+_ARRAY_OF_5 = 0x95
+"""The first byte of a msgpack array of five items."""
+_FIXSTR, _STR8 = 0xA0, 0xD9
+"""The first byte of a msgpack text of up to 31 bytes, less its length, and of a text of up to 255 bytes."""
 NAMELESS = "without a name"
 """The key under which `EventReader.unreadable` counts records that do not begin with the name of an event."""
 
 OnTorn = Literal["warn", "ignore", "raise"]
+"""What follows damaged bytes or an incomplete record at the end of a log."""
 
 
 class TornTail(NamedTuple):
-    """The end of a log that a kill or a full disk cut short."""
+    """The bytes at the end of a log that are no complete record, because of a kill or a full disk."""
 
     offset: int
     """The end of the last complete record, in bytes."""
     size: int
-    """The number of bytes after it, which are not a record."""
+    """The number of bytes after the last complete record."""
 
 
 def find_log(run: str | PathLike[str]) -> Path:
-    """Return the path of a run's event log: the given file itself, or the log in the given directory."""
+    """Return the path of a run's event log.
+
+    Args:
+        run: the log itself, or the directory of the run.
+
+    Raises:
+        FileNotFoundError: there is no such path, or no log in the directory.
+        EventLogError: the directory has several logs.
+    """
     path = Path(run)
     if not path.exists():
         raise FileNotFoundError(f"no run at {path}: give the run's directory or its {FILE_NAME}")
@@ -74,9 +85,9 @@ def find_log(run: str | PathLike[str]) -> Path:
 
 
 class EventReader(Iterator[EventRecord[Event]]):
-    """An iterator over the records of a log in order, as the log is when it is opened; see `read_events`.
+    """Iterate over the records that a log has when it is opened, in order; `read_events` has the arguments.
 
-    A run may continue to write the log. A later reader then continues from `position` of an earlier one.
+    If a run continues to write the log, a later reader can continue from the `position` of this one.
     """
 
     def __init__(
@@ -91,7 +102,7 @@ class EventReader(Iterator[EventRecord[Event]]):
         self._only = _tags(only)
         self._on_torn = on_torn
         self.path = find_log(path)
-        self._absolute = self.path.absolute()  # the program may change its directory meanwhile
+        self._absolute = self.path.absolute()  # the program may change its working directory while it reads
         self.run: Run | None = None
         """The facts of the run whose events are being read; None before the first event, or without facts."""
         self.left_out = 0
@@ -99,19 +110,16 @@ class EventReader(Iterator[EventRecord[Event]]):
         self.unknown: dict[str, int] = {}
         """The events skipped because no imported module declares them: counts by name."""
         self.unreadable: dict[str, int] = {}
-        """The events skipped because their fields do not fit the class, or the class refuses their values.
-
-        The dict has counts by name.
-        """
+        """The events skipped because their class refuses their fields or values: counts by name."""
         self.damaged = 0
-        """The number of skipped bytes with a wrong checksum that are followed by complete records."""
+        """The number of skipped bytes that are no intact record and are followed by complete records."""
         self.torn: TornTail | None = None
         """The bytes after the last complete record, once the reader has reached them; None without any."""
         with open(self.path, "rb") as file:
             self._size = fstat(file.fileno()).st_size
-            begun = read_header(file, self.path)
+            has_header = read_header(file, self.path)
         self._frames = Frames(self._size)
-        self.position = max(position, len(HEADER)) if begun else 0
+        self.position = max(position, len(HEADER)) if has_header else 0
         """The number of bytes read so far; a later reader may begin there."""
         self._decoders: dict[bytes, Callable[[bytes], EventRecord[Event] | None]] = {}
         self._records = chain.from_iterable(self.blocks())
@@ -120,9 +128,9 @@ class EventReader(Iterator[EventRecord[Event]]):
         return next(self._records)
 
     def blocks(self) -> Iterator[list[EventRecord[Event]]]:
-        """Yield the remaining records in lists, each with the records of one block of the file and one run.
+        """Yield the remaining records in lists; the records of a list are of one run.
 
-        A loop over the lists saves a call per record.
+        A loop over the lists takes less time than one over the records.
         """
         while self.position < self._size:
             block = self._block_at(self.position)
@@ -134,18 +142,22 @@ class EventReader(Iterator[EventRecord[Event]]):
                 return
 
     def _records_in(self, block: bytes) -> tuple[list[EventRecord[Event]], int]:
-        """Return the records of the intact frames at the begin of a block, and the end of the last one."""
+        """Return the records of the intact frames at the begin of a block, and the end of the last frame.
+
+        It stops before the facts of another run.
+        """
         unpack, header, size, decoders = FRAME.unpack_from, FRAME.size, len(block), self._decoders
         records: list[EventRecord[Event]] = []
-        at = 0
-        while size - at >= header:
-            mark, length, checksum = unpack(block, at)
-            end = at + header + length
-            payload = block[at + header : end]
+        position = 0
+        while size - position >= header:
+            mark, length, checksum = unpack(block, position)
+            end = position + header + length
+            payload = block[position + header : end]
             if mark != MARK_NUMBER or end > size or length < SHORTEST or crc32(payload, length) != checksum:
                 break
-            kind = payload[1]
-            key = payload[: kind - _FIXSTR + 2 if kind < _STR8 else payload[2] + 3]  # to the tag's end
+            tag_type = payload[1]
+            tag_end = tag_type - _FIXSTR + 2 if tag_type < _STR8 else payload[2] + 3
+            key = payload[:tag_end]
             decode = decoders.get(key) or self._new_decoder(key)
             try:
                 if (record := decode(payload)) is not None:
@@ -154,13 +166,14 @@ class EventReader(Iterator[EventRecord[Event]]):
                 if records:
                     break
                 self._begin_run(payload)
-            except Exception:  # the event class runs code of its own: `__post_init__`, the type of a field
+            except Exception:  # raised by code of the event's class, such as `__post_init__`
                 _count(self.unreadable, _tag(key))
-            at = end
-        return records, at
+            position = end
+        return records, position
 
     def _new_decoder(self, key: bytes) -> Callable[[bytes], EventRecord[Event] | None]:
-        if not _has_tag(key):  # such a key may be as long as its record, so it is not kept
+        """Return and cache the decoder of payloads that begin with `key`, the bytes up to the tag's end."""
+        if not _has_tag(key):  # not cached, because such a key may be as long as its record
             return partial(_count, self.unreadable, NAMELESS)
         self._decoders[key] = self._decoder(key)
         return self._decoders[key]
@@ -170,19 +183,20 @@ class EventReader(Iterator[EventRecord[Event]]):
         tag = _tag(key)
         if tag == RUN_TAG:
             return _raise_new_run
-        if tag.startswith("$"):  # of another version
+        if tag.startswith("$"):  # a record of a later version that is not an event
             return _skip
         if self._only is not None and tag not in self._only:
             return self._count_skipped
         try:
-            kind: Any = EventRecord[find_event(tag)]  # type: ignore[misc]
+            record_type: Any = EventRecord[find_event(tag)]  # type: ignore[misc]
             decode: Callable[[bytes], EventRecord[Event]]
-            decode = msgspec.msgpack.Decoder(kind, dec_hook=_rebuild).decode
-        except Exception:  # not declared, or declared twice, or with fields that msgspec cannot decode
+            decode = msgspec.msgpack.Decoder(record_type, dec_hook=_rebuild).decode
+        except Exception:  # the event is not declared, declared twice, or has fields that msgspec refuses
             return partial(_count, self.unknown, tag)
         return decode
 
     def _begin_run(self, payload: bytes) -> None:
+        """Read the facts of the run whose events follow."""
         try:
             self.run = msgspec.msgpack.decode(payload, type=EventRecord[Run]).event
         except msgspec.DecodeError:
@@ -194,30 +208,32 @@ class EventReader(Iterator[EventRecord[Event]]):
     # --- framing -------------------------------------------------------------------------------------------
 
     def _block_at(self, position: int) -> bytes:
-        """Read a block from the file.
-
-        The file is opened each time, so that a reader that is not exhausted leaves no file open.
-        """
+        """Read a block from the file, which is opened each time, so that no reader has it open."""
         with open(self._absolute, "rb", buffering=0) as file:
             return self._frames.block_at(file, position)
 
     def _skip_damage(self) -> bool:
-        """Skip to the next intact frame; return False if there is none, so that the rest is a torn tail."""
+        """Skip to the next intact frame; return False if there is none, and `torn` is set.
+
+        Raises:
+            EventLogError: `on_torn` is "raise".
+        """
         with open(self._absolute, "rb", buffering=0) as file:
-            found = self._frames.next_from(file, self.position + 1)
-        size = (self._size if found is None else found) - self.position
-        if found is None:
+            next_frame = self._frames.next_from(file, self.position + 1)
+        if next_frame is None:
+            size = self._size - self.position
             self.torn = TornTail(self.position, size)
-            what = f"the last {size:,} bytes are not a whole record: a kill or a full disk cut it short"
+            text = f"the last {size:,} bytes are not a whole record: a kill or a full disk cut it short"
         else:
+            size = next_frame - self.position
             self.damaged += size
-            what = f"{size:,} bytes at {self.position:,} are damaged and skipped"
-            self.position = found
+            text = f"{size:,} bytes at {self.position:,} are damaged and skipped"
+            self.position = next_frame
         if self._on_torn == "raise":
-            raise EventLogError(f"{self.path}: {what}")
+            raise EventLogError(f"{self.path}: {text}")
         if self._on_torn == "warn":
-            warnings.warn(f"{self.path}: {what}", stacklevel=4)
-        return found is not None
+            warnings.warn(f"{self.path}: {text}", stacklevel=4)
+        return next_frame is not None
 
 
 def read_events(
@@ -231,25 +247,26 @@ def read_events(
         for record in read_events("runs/digits"):
             print(record.sequence, record.event)
 
-    Afterwards the reader has counts of skipped records: `reader.unknown`, `reader.unreadable`,
+    Afterwards the reader has the counts of skipped records and bytes: `reader.unknown`, `reader.unreadable`,
     `reader.damaged`, `reader.torn`. An event type that is declared outside of eventloop is known once its
     module is imported.
 
     Args:
         path: the file, or the directory of the run.
-        only: names or classes of events; all others are skipped undecoded.
-        on_torn: the reaction to a torn tail or damaged bytes: "warn", "ignore", or "raise".
+        only: names or classes of events; all others are skipped.
+        on_torn: what follows damaged bytes or an incomplete record at the end: "warn", "ignore" or "raise".
 
     Raises:
         FileNotFoundError: there is no run, or no log in it.
-        EventLogError: the file is not an event log, or of another version, or damaged or torn with
-            `on_torn="raise"`.
-        TypeError, ValueError: an unknown event, or an unknown `on_torn`.
+        EventLogError: the file is not an event log, has another version, or with `on_torn="raise"` is damaged
+            or ends with an incomplete record.
+        TypeError, ValueError: `only` has an unknown event, or `on_torn` is unknown.
     """
     return EventReader(path, only=only, on_torn=on_torn)
 
 
 def _tags(only: str | type[Event] | Sequence[str | type[Event]] | None) -> frozenset[str] | None:
+    """Return the names of the chosen events; None for all events."""
     if only is None:
         return None
     chosen = several(only)
@@ -257,7 +274,7 @@ def _tags(only: str | type[Event] | Sequence[str | type[Event]] | None) -> froze
 
 
 class _NewRun(Exception):
-    """Raised when a record is not an event, but holds the facts of the run whose events follow."""
+    """Raised by a decoder if a record has the facts of the run whose events follow."""
 
 
 def _raise_new_run(payload: object) -> None:
@@ -269,17 +286,21 @@ def _skip(payload: object) -> None:
 
 
 def _has_tag(key: bytes) -> bool:
-    """Return whether the first bytes of a payload are the head of a record and a tag."""
-    if len(key) < 3 or key[0] != _FIVE or not _FIXSTR < key[1] <= _STR8:
+    """Return whether the first bytes of a payload are the head of an array of five items, and a whole tag."""
+    if len(key) < 3 or key[0] != _ARRAY_OF_5 or not _FIXSTR < key[1] <= _STR8:
         return False
-    return len(key) == (key[2] + 3 if key[1] == _STR8 else key[1] - _FIXSTR + 2)
+    expected_length = key[2] + 3 if key[1] == _STR8 else key[1] - _FIXSTR + 2
+    return len(key) == expected_length
 
 
 def _tag(key: bytes) -> str:
-    return key[2 if key[1] < _STR8 else 3 :].decode(errors="replace")
+    """Return the tag in the first bytes of a payload."""
+    begin = 2 if key[1] < _STR8 else 3
+    return key[begin:].decode(errors="replace")
 
 
 def _count(counts: dict[str, int], tag: str, payload: object = None) -> None:
+    """Count a record; with `counts` and `tag` bound, this is the decoder of records that are skipped."""
     counts[tag] = counts.get(tag, 0) + 1
 
 

@@ -5,13 +5,13 @@
     replay("runs/digits", bus, only="scalars_logged")
     replay("runs/digits", TensorBoardWriter(), work_dir="runs/digits/again")
 
-Handlers and writers receive the events in the order of the run, as fast as they can process them. All names
-but `replay` are imported from this module: `from eventloop.eventlog.replay import ReplayReport`.
+Handlers and writers receive the events in the order of the run, as fast as they can process them. Import all
+other names from this module: `from eventloop.eventlog.replay import ReplayReport`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
 from os import PathLike
@@ -23,25 +23,21 @@ import msgspec
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
-from eventloop.eventlog.format import EventRecord
 from eventloop.eventlog.reader import EventReader, OnTorn, TornTail
-from eventloop.eventlog.sinks import Sink, TimedSink, Written
+from eventloop.eventlog.replay_writers import into_writers
+from eventloop.eventlog.sinks import Sink, Written
 from eventloop.events import Event
-from eventloop.events.catalogue import find_event, several
-from eventloop.events.deferred import Timed
-from eventloop.events.run import Run
-from eventloop.ownership.acquiring import owning
 from eventloop.registry import WRITERS
 
-REMEDY = "wait until it has ended, or choose another folder (--out DIR, work_dir=)"
 FOLDER = "replay"
 """The folder in the run's directory for the files of writers, separate from the run's own files."""
 BUS_BATCH = 256
-"""The number of events between two waits for a bus's background subscribers.
+"""The number of events between two waits for the background subscribers of a bus.
 
 A queue with at least this capacity drops no events.
 """
 POLL_SECONDS = 0.0005
+"""The seconds between two checks whether the background subscribers have processed all events."""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -50,12 +46,16 @@ class Loss(msgspec.Struct, frozen=True):
     failed: int = 0
     """The number of events at which the subscriber raised an error or stalled."""
     dropped: int = 0
-    """The number of events that it never received, because its queue was full or it had ended."""
+    """The number of events that the subscriber never received: its queue was full, or it had ended."""
     error: str = ""
-    """Its last error, and whether the error ended it."""
+    """The subscriber's last error, and whether the error ended it."""
 
     def __str__(self) -> str:
-        parts = [f"{n:,} {what}" for n, what in ((self.failed, "failed"), (self.dropped, "dropped")) if n]
+        parts = []
+        if self.failed:
+            parts.append(f"{self.failed:,} failed")
+        if self.dropped:
+            parts.append(f"{self.dropped:,} dropped")
         if not parts:
             return f"failed: {self.error}"
         reason = f" ({self.error})" if self.error else ""
@@ -63,18 +63,18 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True):
-    """The counts of a log's events: replayed, left out, unreadable or lost."""
+    """The counts of a log's events after a replay: replayed, left out, unreadable or lost."""
 
     emitted: int
-    """The number of events that were emitted, or written by the writers."""
+    """The number of events that were emitted on the bus, or written by the writers."""
     left_out: int
-    """The number of events that `only` does not name, or that no writer takes."""
+    """The number of events that `only` does not name, or that no writer receives."""
     unknown: dict[str, int]
     """The events that no imported module declares: counts by name."""
     unreadable: dict[str, int]
-    """The events whose fields do not fit the class any more: counts by name."""
+    """The events whose fields no longer fit their class: counts by name."""
     damaged: int
-    """The number of bytes with a wrong checksum before the last complete record."""
+    """The number of damaged bytes before the last complete record."""
     torn: TornTail | None
     """The bytes after the last complete record; None without any."""
     lost: dict[str, Loss] = {}
@@ -83,15 +83,15 @@ class ReplayReport(msgspec.Struct, frozen=True):
     A subscriber that received all events and failed when the bus was flushed has only an `error`.
     """
     written: list[Written] = []
-    """The values that experiment trackers were given, and that they had already."""
+    """For each experiment tracker, the number of values that were new to it, and that it had already."""
     flushed: bool = True
-    """False if a subscriber was still busy after the bus was flushed for its `drain_timeout`."""
+    """Whether all subscribers finished within the bus's `drain_timeout` at the end of the replay."""
     not_taken: int = 0
-    """The number of events that no writer takes, a part of `left_out`."""
+    """The number of events in `left_out` that no writer receives."""
 
     @property
     def empty(self) -> bool:
-        """Return whether the log contains no events at all."""
+        """Return whether the log has no events at all."""
         return not (self.emitted or self.left_out or self.unknown or self.unreadable)
 
     def __str__(self) -> str:
@@ -101,15 +101,15 @@ class ReplayReport(msgspec.Struct, frozen=True):
         """Return the report in one line.
 
         Args:
-            into: the destination of the events.
-            unknown: the advice for events of an unknown type; "" means to import their module.
+            into: the destination of the events, "" to leave it out.
+            unknown: the advice for events of an unknown type; by default to import their module.
         """
-        where = f" into {into}" if into else ""
-        lines = [f"{_count(self.emitted, 'event')} replayed{where}"]
+        destination = f" into {into}" if into else ""
+        lines = [f"{_count(self.emitted, 'event')} replayed{destination}"]
         if self.not_taken:
             lines.append(f"{_of_kinds(self.not_taken)} that the target does not take")
-        if unnamed := self.left_out - self.not_taken:
-            lines.append(f"{_of_kinds(unnamed)} that `only` does not name")
+        if not_named := self.left_out - self.not_taken:
+            lines.append(f"{_of_kinds(not_named)} that `only` does not name")
         if self.unknown:
             lines.append(_named("of an unknown type", self.unknown))
             lines.append(unknown or "import the module that declares them first")
@@ -141,31 +141,31 @@ def replay(
         report = replay("runs/digits", bus, only=("scalars_logged", "after_val_epoch"))
         report.emitted, report.unknown, report.torn
 
-    On a bus each event is emitted as in the run, including those that background subscribers emitted, so that
-    every subscriber receives it; handlers that take the trainer get None. The replay waits for background
-    subscribers regularly, so that no queue of at least 256 events overflows; it waits for a subscriber that
-    hangs as long as its `stall_timeout`. The bus is flushed at the end. `report.lost` names the subscribers
-    that did not process everything.
+    On a bus, every event of the log is emitted, so that every subscriber receives it. A handler with the
+    parameter `trainer` receives None for it. The replay waits for background subscribers after each 256
+    events, so that no queue of that capacity overflows. It waits for a subscriber that hangs as long as its
+    `stall_timeout`. The bus is flushed at the end. `report.lost` names the subscribers that did not process
+    all events.
 
-    Writers are opened, called and closed here, without a bus and a thread, so their errors are raised; they
-    receive the facts of the run that the log holds.
+    Writers are opened, called and closed by this function, without a bus or a thread, so their errors are
+    raised. They receive the facts of the run from the log.
 
     Args:
         run: the directory of the run, or its log.
         onto: a bus, a writer that is not attached to a bus, or several writers.
         only: names or classes of events; all others are left out.
-        on_torn: the reaction to a torn tail or damaged bytes: "warn", "ignore", or "raise".
-        work_dir: the directory for the writers; by default `replay` in the run's directory.
+        on_torn: what follows damaged bytes or an incomplete record at the end: "warn", "ignore" or "raise".
+        work_dir: the directory for the writers' files; by default `replay` in the run's directory.
 
     Raises:
         FileNotFoundError: there is no run, or no log in it.
-        EventLogError: the file is not an event log, or of another version, or damaged or torn with
-            `on_torn="raise"`.
-        TypeError, ValueError: an unknown event, something that is neither a bus nor a writer, or a bad
-            option; the default `work_dir` is a link, or a link in it leads out of it.
+        EventLogError: the file is not an event log, has another version, or with `on_torn="raise"` is damaged
+            or ends with an incomplete record.
+        TypeError, ValueError: `only` has an unknown event, `onto` is neither a bus nor writers, or an option
+            is wrong; the default `work_dir` is a link, or a link in it leads out of it.
         WorkDirInUseError: a live run owns `work_dir`.
-        RuntimeError: the bus is closed, or was closed before it had delivered everything.
-        Exception: any error of a handler or a writer.
+        RuntimeError: the bus is closed, or was closed before it had delivered all events.
+        Exception: a handler or a writer has raised an error.
     """
     writers = _check_target(onto, work_dir)
     reader = EventReader(run, only=only, on_torn=on_torn)
@@ -181,15 +181,16 @@ def replay(
 
 
 def folder_of(log: Path) -> Path:
-    """Return the default folder for writers, next to a log.
+    """Return the default folder for the files of writers, next to a log.
 
     Raises:
-        ValueError: the folder is a link, or contains a link that leads out of it.
+        ValueError: the folder is a symbolic link, or contains a link that leads out of it. Links that the
+            libraries of writers make are allowed.
     """
     folder = log.parent / FOLDER
-    inside = log.parent.resolve() / FOLDER
+    resolved_folder = log.parent.resolve() / FOLDER
     for path in chain([folder], folder.rglob("*")):
-        leads_out = path.is_symlink() and not path.resolve().is_relative_to(inside)
+        leads_out = path.is_symlink() and not path.resolve().is_relative_to(resolved_folder)
         if leads_out and not any(path.match(pattern) for pattern in _links_of_libraries()):
             raise ValueError(
                 f"{path} is a link, which leads out of {folder}: remove it, or choose another folder "
@@ -199,12 +200,13 @@ def folder_of(log: Path) -> Path:
 
 
 def _links_of_libraries() -> set[str]:
-    """Return the patterns of the links of every known writer, because each of them may have run before."""
+    """Return the patterns in `library_links` of all writers, because an earlier replay may have used them."""
     classes = map(WRITERS.find, WRITERS.names())
     return {pattern for cls in classes for pattern in getattr(cls, "library_links", ())}
 
 
 def _check_target(onto: Any, work_dir: object) -> list[Sink]:
+    """Check the destination of a replay; return its writers, [] for a bus."""
     if isinstance(onto, Bus):
         if onto.closed:
             raise RuntimeError("the bus is closed and delivers no more: replay onto a new one")
@@ -231,11 +233,11 @@ def _check_target(onto: Any, work_dir: object) -> list[Sink]:
 
 
 def _onto_bus(reader: EventReader, bus: Bus) -> tuple[int, bool]:
-    """Emit the events; return their number, and whether the bus was flushed in time."""
+    """Emit the events; return their number, and whether the bus was flushed within its `drain_timeout`."""
     emitted = 0
     for record in reader:
         if bus.closed:
-            bus.close()  # waits for the thread that closes it
+            bus.close()  # returns once the thread that closes the bus has finished
             raise _closed(bus, emitted)
         bus.emit(record.event)
         emitted += 1
@@ -243,157 +245,92 @@ def _onto_bus(reader: EventReader, bus: Bus) -> tuple[int, bool]:
             _drain(bus, emitted)
     _drain(bus, emitted)
     flushed = bus.flush().complete
-    bus.poll()  # a queue counts a failure before the bus has it, and `flush` waits only for the queue
+    bus.poll()  # `flush` waits for the queues, and the bus learns of their last failures only by `poll`
     return emitted, flushed
 
 
 def _lost_since(before: list[SubscriptionStats], after: list[SubscriptionStats]) -> dict[str, Loss]:
-    """Return each subscriber's loss between two results of `Bus.stats`, by name."""
-    earlier = {stats.name: stats for stats in before}
+    """Return the loss of each subscriber between two results of `Bus.stats`, by name."""
+    stats_before = {stats.name: stats for stats in before}
     lost = {}
-    for now in after:
-        then = earlier.get(now.name)
-        failed, dropped, error = (then.failed, then.dropped, then.error) if then is not None else (0, 0, "")
-        loss = Loss(now.failed - failed, now.dropped - dropped, now.error)
-        if loss.failed or loss.dropped or loss.error != error:
-            lost[now.name] = loss
+    for stats in after:
+        loss, error_before = Loss(stats.failed, stats.dropped, stats.error), ""
+        if (earlier := stats_before.get(stats.name)) is not None:
+            loss = Loss(stats.failed - earlier.failed, stats.dropped - earlier.dropped, stats.error)
+            error_before = earlier.error
+        if loss.failed or loss.dropped or loss.error != error_before:
+            lost[stats.name] = loss
     return lost
 
 
 def _drain(bus: Bus, emitted: int) -> None:
     """Wait until the background subscribers have processed the emitted events.
 
-    `bus.flush` is not used, because some writers take it as the end. A subscriber that hangs is ended after
-    its `stall_timeout`.
+    `bus.flush` would call `flush` of the writers, which some take for the end of a run. The bus ends a
+    subscriber that hangs for its `stall_timeout`.
+
+    Args:
+        bus: the bus.
+        emitted: the number of events emitted so far, for the error.
 
     Raises:
-        RuntimeError: the bus was closed in the meantime, and will not deliver the rest.
+        RuntimeError: the bus was closed before it had delivered all events.
     """
     while _undelivered(bus):
         if bus.closed:
-            bus.close()  # waits for the thread that closes it
+            bus.close()  # returns once the thread that closes the bus has finished
             if _undelivered(bus):
                 raise _closed(bus, emitted)
         sleep(POLL_SECONDS)
     bus.poll()
 
 
-def _undelivered(bus: Bus) -> dict[str, int]:  # without those that a writer holds for an absent tracker
-    return {each.name: left for each in bus.stats() if (left := each.queued - each.untaken)}
+def _undelivered(bus: Bus) -> dict[str, int]:
+    """Return the number of undelivered events of each subscriber that has any.
+
+    Events that a writer has received, and that wait in it for a tracker, do not count.
+    """
+    counts = {stats.name: stats.queued - stats.untaken for stats in bus.stats()}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _closed(bus: Bus, emitted: int) -> RuntimeError:
-    left = ", ".join(f"{name} ({count:,})" for name, count in _undelivered(bus).items())
+    """Return the error to raise if the bus was closed during the replay."""
+    counts = ", ".join(f"{name} ({count:,})" for name, count in _undelivered(bus).items())
     return RuntimeError(
         f"the replay ends after {emitted:,} events, because the bus was closed meanwhile; not delivered: "
-        f"{left or 'none'}"
+        f"{counts or 'none'}"
     )
 
 
-# --- writers ----------------------------------------------------------------------------------------------
-
-
-def into_writers(
-    reader: EventReader,
-    writers: list[Sink],
-    work_dir: Path,
-    closing: ExitStack,
-    on_written: Callable[[int], None] = lambda sequence: None,
-) -> tuple[int, int]:
-    """Write the events; return the numbers of written events and of events that no writer takes.
+def report_of(reader: EventReader, writers: list[Sink], emitted: int, not_taken: int = 0) -> ReplayReport:
+    """Return the report of a replay that has ended.
 
     Args:
-        reader: yields the events.
-        writers: are opened here.
-        work_dir: the directory for the writers' files; WorkDirInUseError is raised if a live run owns it.
-        closing: closes the writers, and gives the directory back, when the caller leaves it.
-        on_written: called after each write, with the sequence number of the last event in it.
+        reader: the reader of the log, with the counts of skipped events.
+        writers: the writers, some of which count what was new to a tracker.
+        emitted: the number of events that were emitted or written.
+        not_taken: the number of events that no writer receives.
     """
-    wanted = [_types_of(writer) for writer in writers]
-    everything = None in wanted
-    received = {kind for kinds in wanted for kind in kinds or ()}
-    emitted = not_taken = 0
-    opened = False
-    for records in reader.blocks():
-        events = [record.event for record in records]
-        if not opened:
-            if _writes_files(writers):
-                closing.enter_context(owning(work_dir, "replaying", REMEDY))
-            work_dir.mkdir(parents=True, exist_ok=True)
-            facts = _facts(reader.run, events, work_dir)
-            for writer in writers:
-                closing.callback(writer.close)
-                writer.open(facts)
-            opened = True
-        for writer, kinds in zip(writers, wanted, strict=True):
-            wanted_here = [r for r in records if kinds is None or type(r.event) in kinds]
-            _write_all(writer, wanted_here, on_written)
-        count = len(events) if everything else sum(type(event) in received for event in events)
-        emitted += count
-        not_taken += len(events) - count
-    if opened:
-        for writer in writers:
-            writer.flush()
-    return emitted, not_taken
-
-
-def _writes_files(writers: list[Sink]) -> bool:
-    """Return whether a writer may write files: not if all of them are console writers."""
-    console: Any = WRITERS.find("ConsoleWriter")
-    return not all(isinstance(writer, console) for writer in writers)
-
-
-def report_of(reader: EventReader, writers: list[Sink], emitted: int, not_taken: int = 0) -> ReplayReport:
-    """Return the report of a replay that has emitted or written everything."""
-    written = [found for writer in writers if isinstance(found := getattr(writer, "written", None), Written)]
+    results = [getattr(writer, "written", None) for writer in writers]
+    written = [result for result in results if isinstance(result, Written)]
     left_out = reader.left_out + not_taken
     counts = reader.unknown, reader.unreadable, reader.damaged, reader.torn
     return ReplayReport(emitted, left_out, *counts, written=written, not_taken=not_taken)
 
 
-def _types_of(writer: Sink) -> frozenset[type[Event]] | None:
-    """Return the event types that a writer takes; None for every type."""
-    events = several(writer.events)
-    return None if "*" in events else frozenset(find_event(event) for event in events)
-
-
-def _write_all(writer: Sink, records: list[EventRecord[Event]], on_written: Callable[[int], None]) -> None:
-    most = max(1, len(records)) if writer.batch is True else writer.batch or 1
-    timed = writer if isinstance(writer, TimedSink) and writer.takes_times else None
-    for start in range(0, len(records), most):
-        several = records[start : start + most]
-        if timed is not None:
-            timed.write_timed([Timed(record.time, record.event) for record in several])
-        elif writer.batch:
-            writer.write_batch([record.event for record in several])
-        else:
-            writer.write(several[0].event)
-        on_written(several[-1].sequence)
-
-
-def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:
-    """Return the facts of the run, with `work_dir` as its directory.
-
-    If the log has no facts, only the limits of the run are known, from its first event.
-    """
-    if run is not None:
-        return msgspec.structs.replace(run, work_dir=str(work_dir), trainer_id="")
-    first = events[0]
-    return Run(
-        work_dir=str(work_dir),
-        max_iters=getattr(first, "max_iters", None),
-        max_epochs=getattr(first, "max_epochs", None),
-    )
-
-
-def _named(what: str, counts: dict[str, int]) -> str:
+def _named(description: str, counts: dict[str, int]) -> str:
+    """Return a text such as "5 of an unknown type: spam (3), eggs (2)", with at most 20 names."""
     names = [f"{name} ({count:,})" for name, count in islice(counts.items(), 20)]
-    return f"{sum(counts.values()):,} {what}: {', '.join(names)}{', …' * (len(counts) > len(names))}"
+    more = ", …" if len(counts) > len(names) else ""
+    return f"{sum(counts.values()):,} {description}: {', '.join(names)}{more}"
 
 
 def _of_kinds(number: int) -> str:
+    """Return "1 of a kind" or "2 of kinds"."""
     return f"{number:,} of {'a kind' if number == 1 else 'kinds'}"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
+def _count(number: int, noun: str) -> str:
+    """Return "1 event" or "2 events" for the noun "event"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,6 +1,6 @@
-"""Write the value of a writer's argument as a text for `eventloop replay --set`, and read it.
+"""Convert the value of a writer's argument to a text for `eventloop replay --set NAME=TEXT`, and back.
 
-A text stands for itself. A value that begins with `{`, `[` or `"` is JSON.
+A text that begins with `{`, `[` or `"` is JSON. Any other text is the value itself.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import json
 from typing import Any
 
 _JSON = ("{", "[", '"')
+"""The first characters of a text that is JSON."""
 
 
 def text_of(value: str | list[Any]) -> str:
-    """Return an argument, a text or a list of plain values, as it is written after `--set NAME=`.
+    """Return the text for an argument that is a text or a list of plain values.
 
     Raises:
         TypeError, ValueError: JSON has no form for the value.
@@ -23,7 +24,7 @@ def text_of(value: str | list[Any]) -> str:
 
 
 def value_of(text: str) -> Any:
-    """Return the argument that was written after `--set NAME=`: JSON is read, another text stays as it is.
+    """Return the argument for a text: the value of JSON, or the text itself.
 
     Raises:
         ValueError: the text begins like JSON and cannot be read as JSON.

@@ -1,7 +1,4 @@
-"""Declare the destinations that `eventloop.eventlog.replay` can write to, besides a bus.
-
-Writers are such destinations; this package imports none.
-"""
+"""Declare the protocol of the writers that a replay writes to, because this package imports no writers."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from eventloop.events.run import Run
 
 @runtime_checkable
 class Sink(Protocol):
-    """A destination of a replay other than a bus, such as an `eventloop.writers.Writer`."""
+    """A destination to which a replay writes events, such as an `eventloop.writers.Writer`."""
 
     @property
     def events(self) -> tuple[str | type[Event], ...]:
-        """Return the events that the destination takes; "*" for every event."""
+        """Return the names or classes of the events that the destination receives; "*" for every event."""
 
     @property
     def batch(self) -> bool | int:
@@ -47,28 +44,29 @@ class Sink(Protocol):
 
 @runtime_checkable
 class TimedSink(Protocol):
-    """A destination that is given the times of events."""
+    """A destination that receives the times of events."""
 
     @property
     def takes_times(self) -> bool:
-        """Return whether to use `write_timed`, rather than the other methods."""
+        """Return whether a replay calls `write_timed`, not `write` or `write_batch`."""
 
     def write_timed(self, events: list[Timed]) -> None:
         """Write events in order, each with the Unix time of its log record."""
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The counts of the values given to a destination that keeps one per name and step."""
+    """The counts of the values written to an experiment tracker, which stores one value per name and step."""
 
     service: str
-    """The name of the destination in messages."""
+    """The name of the tracker in messages."""
     new: int
-    """The number of values that it did not have before."""
+    """The number of values that the tracker did not have before."""
     known: int
-    """The number of values that it had before, and that were not written again."""
+    """The number of values that the tracker had before, and that were not written again."""
 
     def __str__(self) -> str:
         if not self.new and self.known:
             return f"nothing new for {self.service}, which had all {self.known:,} values already"
         had = f", which had {self.known:,} already" if self.known else ""
-        return f"{self.new:,} new value{'s' * (self.new != 1)} for {self.service}{had}"
+        noun = "value" if self.new == 1 else "values"
+        return f"{self.new:,} new {noun} for {self.service}{had}"

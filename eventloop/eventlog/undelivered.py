@@ -1,12 +1,12 @@
-"""Keep the events that were undelivered at the end of a run, and deliver them later.
+"""Store the events that were not delivered at the end of a run, and deliver them later.
 
     eventloop replay runs/digits          # delivers the events in runs/digits/undelivered
 
-Each subscriber that was not ready in time has its own event log in the folder `undelivered` of the run. A
-writer's log is accompanied by a JSON file with the writer's class and arguments. In Python, `replay(log,
-onto)` delivers such a log to a bus or to any writer. A subscriber may receive the event that it was handling
-at the end a second time. If an interrupt or an error of the writer ends a delivery, the next one continues
-it; after a kill, the next one repeats it.
+Each subscriber with undelivered events has its own event log in the folder `undelivered` of the run. A
+JSON file with the same name has the class and arguments of a writer. In Python, `replay(log, onto)` delivers
+such a log to a bus or to any writer. The event that a subscriber was handling at the end is delivered again.
+If an interrupt or an error of the writer ends a delivery, the next delivery continues after it. After a kill,
+the next delivery begins again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ import msgspec
 from eventloop.bus import Bus
 from eventloop.eventlog.format import HEADER, RUN_TAG, EventRecord, pack
 from eventloop.eventlog.reader import EventReader
-from eventloop.eventlog.replay import ReplayReport, into_writers, report_of
+from eventloop.eventlog.replay import ReplayReport, report_of
+from eventloop.eventlog.replay_writers import into_writers
 from eventloop.eventlog.sinks import Sink
 from eventloop.events import Event
 from eventloop.events.base import event_name, step_of
@@ -43,26 +44,32 @@ from eventloop.util.text import UnavailableError, error_text
 logger = logging.getLogger("eventloop")
 
 FOLDER = "undelivered"
+"""The folder in the run's directory with the logs of undelivered events."""
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """The subscriber of a log, and the class and arguments with which its writer can be created again."""
+    """The contents of the JSON file of a log: its subscriber, and how to create the writer again."""
 
     name: str
+    """The name of the subscriber."""
     writer: str = ""
-    """The registered class name; "" if the subscriber is not a writer, or has arguments that JSON cannot
-    hold.
+    """The registered name of the writer's class.
+
+    It is "" if the subscriber is not a writer, or has arguments that JSON cannot represent.
     """
     module: str = ""
+    """The module of the class."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    """The keyword arguments; without `secret_arguments`, which the writer takes from the environment."""
+    """The keyword arguments without `secret_arguments`, which the writer reads from the environment."""
     delivered: int = 0
-    """The number of events at the start of the log that have been delivered."""
+    """The number of events at the start of the log that were delivered already."""
 
 
 def store_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
-    """Make `bus` write the events that its close leaves undelivered to the folder `undelivered`.
+    """Make `bus` store the events that it has not delivered when it is closed.
+
+    A folder with such events of an earlier run is renamed.
 
     Args:
         bus: the bus.
@@ -75,15 +82,22 @@ def store_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
 
 
 class _Undelivered:
+    """Store the undelivered events of a run, with a log for each subscriber."""
+
     def __init__(self, facts: CurrentRun, writers: list[Any]) -> None:
         self._facts = facts
         self._writers = writers
         self._logs: set[str] = set()
 
     def store(self, name: str, events: Iterable[Event]) -> bool:
-        """Write the events of the subscriber `name`, after the class and arguments of its writer.
+        """Write the undelivered events of a subscriber to a log, and its writer's class to a JSON file.
 
-        Return whether the command can make that writer again, and deliver them.
+        Args:
+            name: the name of the subscriber.
+            events: the events.
+
+        Returns:
+            whether `eventloop replay` can create the writer again, and so deliver the events.
 
         Raises:
             OSError: a file cannot be written.
@@ -97,80 +111,87 @@ class _Undelivered:
 
     def _new_stem(self, name: str, rank: int) -> str:
         """Return the name of a log without its suffix, different for each subscriber."""
-        stem = f"rank{rank}_" * bool(rank) + re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+        prefix = f"rank{rank}_" if rank else ""
+        stem = prefix + re.sub(r"[^A-Za-z0-9_.-]", "_", name)
         while stem in self._logs:
             stem += "_"
         self._logs.add(stem)
         return stem
 
     def _recipe(self, name: str) -> Recipe:
+        """Return the recipe of a subscriber, with its class and arguments if it is a registered writer."""
         for writer in self._writers:
             cls = type(writer)
             if name == (writer.name or cls.__name__) and WRITERS.find(cls.__name__) is cls:
-                made, _ = writer.worker_recipe()
-                with suppress(TypeError, ValueError):
-                    args, kwargs = _open_arguments(made, cls.secret_arguments)
+                constructor, _ = writer.worker_recipe()
+                with suppress(TypeError, ValueError):  # JSON cannot represent an argument
+                    args, kwargs = _public_arguments(constructor, cls.secret_arguments)
                     plain = msgspec.json.decode(msgspec.json.encode([args, kwargs], enc_hook=_plain_value))
                     return Recipe(name, cls.__name__, cls.__module__, *plain)
         return Recipe(name)
 
 
 def set_aside(work_dir: Path) -> None:
-    """Rename the folder of a former run, because writers are about to continue the same files."""
+    """Rename the folder `undelivered` of an earlier run to `undelivered_1` or the next free number.
+
+    Its events can no longer be appended to the earlier run's files, because a new run writes these files.
+    """
     folder = work_dir / FOLDER
     if not folder.is_dir():
         return
     number = 1
-    while (aside := work_dir / f"{FOLDER}_{number}").exists():
+    while (new_path := work_dir / f"{FOLDER}_{number}").exists():
         number += 1
     try:
-        folder.rename(aside)
+        folder.rename(new_path)
     except OSError as error:
         logger.error("%s holds events of a former run and cannot be renamed: %s", folder, error)
         return
     logger.warning(
         "%s holds events that the run before did not deliver to its subscribers. This run writes to the same "
         "files, so `eventloop replay %s --to WRITER` now writes each log to a folder of its own",
-        aside,
-        aside / "NAME.evl",
+        new_path,
+        new_path / "NAME.evl",
     )
 
 
 class UndeliveredLog(NamedTuple):
-    """The log of one subscriber, with its writer; None if the writer cannot be created again."""
+    """The log with the undelivered events of one subscriber."""
 
     log: Path
     recipe: Recipe
     writer: Sink | None
+    """The subscriber, created again; None if it was no writer, or cannot be created again."""
 
 
 def find_undelivered(work_dir: Path) -> list[UndeliveredLog]:
     """Return the event logs in a run's folder `undelivered`, each with its writer.
 
     Raises:
-        ValueError: a writer's class is unknown, or refuses its arguments.
+        ValueError: the class of a writer is unknown, or refuses its arguments.
     """
-    found = []
+    undelivered = []
     for log in sorted((work_dir / FOLDER).glob("*.evl")):
         try:
             recipe = msgspec.json.decode(log.with_suffix(".json").read_bytes(), type=Recipe)
         except (OSError, msgspec.MsgspecError):
             recipe = Recipe(log.stem)
-        found.append(UndeliveredLog(log, recipe, _made_again(log, recipe) if recipe.writer else None))
-    return found
+        writer = _create_writer(log, recipe) if recipe.writer else None
+        undelivered.append(UndeliveredLog(log, recipe, writer))
+    return undelivered
 
 
 class Delivery:
-    """The delivery of a log to its writer, which continues its files in the run's directory.
+    """Deliver a log to its writer, which continues its files in the run's directory.
 
-    If it is interrupted or the writer fails, the next delivery continues after the events that were
-    delivered. Their number is stored once the writer is closed, because until then it may hold events back;
-    so after a kill the next delivery repeats this one.
+    If the delivery is interrupted or the writer fails, the next delivery continues after the events that were
+    delivered. Their number is stored when the writer is closed, because until then the writer may have them
+    only in a buffer. After a kill, the next delivery therefore begins again.
 
     Args:
         undelivered: the log, with its writer.
         work_dir: the run's directory.
-        progress: called after each write, with the delivery.
+        progress: called with this object after each write.
 
     Raises:
         OSError, EventLogError: the log cannot be read.
@@ -183,22 +204,22 @@ class Delivery:
         self._log, self._recipe, self._writer = undelivered.log, undelivered.recipe, undelivered.writer
         self._work_dir, self._progress = work_dir, progress
         self.written = self.stored = undelivered.recipe.delivered
-        """The numbers of events that were written, and that the next delivery leaves out."""
+        """The number of events that were written, and of those that the next delivery would leave out."""
         blocks = EventReader(undelivered.log, on_torn="ignore").blocks()
         self.total = max((block[-1].sequence + 1 for block in blocks), default=0)
-        """The number of events in the log, with those that were delivered."""
+        """The number of events in the log, including those that were delivered."""
 
     def run(self) -> ReplayReport:
-        """Deliver the events that are left, and remove the log.
+        """Deliver the events that were not delivered yet, and remove the log.
 
         Raises:
             WorkDirInUseError: a live run owns the directory.
-            BaseException: an interrupt, or any error of the writer; then the log is kept.
+            BaseException: an interrupt, or any error of the writer; the log is not removed then.
         """
-        reader, closing = _Rest(self._log, self.stored), ExitStack()
+        reader, closing = _RemainingReader(self._log, self.stored), ExitStack()
         try:
             counts = into_writers(reader, [self._writer], self._work_dir, closing, self._record_written)
-        except WorkDirInUseError:  # nothing has been written
+        except WorkDirInUseError:  # the writer was not opened
             raise
         except BaseException as error:
             self._stop(closing, error)
@@ -206,11 +227,12 @@ class Delivery:
         closing.close()
         for path in (self._log, self._log.with_suffix(".json")):
             path.unlink(missing_ok=True)
-        with suppress(OSError):  # others are left in it
+        with suppress(OSError):  # the folder has logs of other subscribers
             self._log.parent.rmdir()
         return report_of(reader, [self._writer], *counts)
 
     def _record_written(self, sequence: int) -> None:
+        """Record that all events up to the one with this sequence number were written."""
         self.written = sequence + 1
         self._progress(self)
 
@@ -220,38 +242,41 @@ class Delivery:
             with closing:
                 if self.written > self.stored:
                     self._writer.flush()
-            if not isinstance(error, UnavailableError):  # which says that events written before are lost
+            # after an UnavailableError, the tracker may not have the events that were written before
+            if not isinstance(error, UnavailableError):
                 _write_recipe(self._log, msgspec.structs.replace(self._recipe, delivered=self.written))
                 self.stored = self.written
-        except Exception as another:
+        except Exception as close_error:
             logger.error(
                 "%s: all events of this delivery will be delivered again, because the writer did not close: "
                 "%s",
                 self._recipe.name,
-                error_text(another),
+                error_text(close_error),
             )
 
 
-class _Rest(EventReader):
-    """A reader of the events of a kept log after the first `delivered` ones."""
+class _RemainingReader(EventReader):
+    """Read the events of a log after the first `delivered` ones."""
 
     def __init__(self, log: Path, delivered: int) -> None:
         super().__init__(log, on_torn="ignore")
         self._delivered = delivered
 
     def blocks(self) -> Iterator[list[EventRecord[Event]]]:
+        """Yield the remaining records in lists, with a `run.start_iter` after the delivered ones."""
         for records in super().blocks():
-            before = sum(record.sequence < self._delivered for record in records)
-            if self.run is not None and before:
-                # a writer removes its records after `start_iter`, but no delivered one may be removed
-                steps = [step_of(record.event) for record in records[:before]]
+            skipped = sum(record.sequence < self._delivered for record in records)
+            if self.run is not None and skipped:
+                # a writer removes the rows after `start_iter`, but must not remove those of delivered events
+                steps = [step_of(record.event) for record in records[:skipped]]
                 start = max(self.run.start_iter, *steps)
                 self.run = msgspec.structs.replace(self.run, start_iter=start)
-            if before < len(records):
-                yield records[before:]
+            if skipped < len(records):
+                yield records[skipped:]
 
 
-def _made_again(log: Path, recipe: Recipe) -> Sink:
+def _create_writer(log: Path, recipe: Recipe) -> Sink:
+    """Create the writer that a recipe describes; raise ValueError if that is impossible."""
     cls = WRITERS.find(recipe.writer)
     if cls is None:
         remedy = f"add --import {recipe.module}"
@@ -265,19 +290,24 @@ def _made_again(log: Path, recipe: Recipe) -> Sink:
             f"{suggest(recipe.writer, WRITERS.names())}: {remedy}"
         )
     try:
-        made: Sink = cls(*recipe.args, **recipe.kwargs)
+        writer: Sink = cls(*recipe.args, **recipe.kwargs)
     except (TypeError, ValueError, ImportError) as error:
         raise ValueError(f"{log}: {recipe.writer} cannot be made again: {error}") from error
-    return made
+    return writer
 
 
-def _open_arguments(
-    made: Callable[..., object], secret: Sequence[str]
+def _public_arguments(
+    constructor: Callable[..., object], secret: Sequence[str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with which a writer was made, without the secret ones, however they were given."""
-    if not isinstance(made, partial):
+    """Return the positional and keyword arguments in a `partial` of a writer's class.
+
+    Args:
+        constructor: the partial, or the class itself, which has no arguments.
+        secret: the names of the arguments to leave out, even if they are positional.
+    """
+    if not isinstance(constructor, partial):
         return (), {}
-    bound = inspect.signature(made.func).bind(*made.args, **made.keywords)
+    bound = inspect.signature(constructor.func).bind(*constructor.args, **constructor.keywords)
     for name in secret:
         bound.arguments.pop(name, None)
     return bound.args, bound.kwargs
@@ -289,41 +319,49 @@ def _write_recipe(log: Path, recipe: Recipe) -> None:
 
 
 def _write(path: Path, run: Run, events: Iterable[Event]) -> None:
-    """Write a log of the events; log those that cannot be encoded."""
+    """Write events to a new event log; an event that cannot be encoded is named in the Python log.
+
+    Args:
+        path: the path of the log.
+        run: the facts of the run.
+        events: the events.
+    """
     encode = msgspec.msgpack.Encoder(enc_hook=_plain_value).encode
-    count, refused = 0, set()
+    count, unencodable = 0, set()
     with replacing(path) as file:
         for event in events:
             if not count:
-                # as after the death of a worker process: a writer removes its records from this step on
+                # a writer removes the rows after `start_iter`, which are only those of undelivered events
                 start = max(run.start_iter, step_of(event))
                 facts = msgspec.structs.replace(run, start_iter=start)
                 file.write(HEADER + _record(_encoded(encode, (RUN_TAG, 0, time.time(), run.rank, facts))))
-            kind = event_name(type(event))
+            name = event_name(type(event))
             try:
-                file.write(_record(_encoded(encode, (kind, count, time.time(), run.rank, event))))
+                file.write(_record(_encoded(encode, (name, count, time.time(), run.rank, event))))
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
-                refused.add(f"{kind} ({error})")
+                unencodable.add(f"{name} ({error})")
             else:
                 count += 1
-    for text in sorted(refused):
+    for text in sorted(unencodable):
         logger.error("%s: events %s cannot be encoded, and are lost", path, text)
 
 
 def _encoded(encode: Callable[[Any], bytes], record: tuple[Any, ...]) -> bytes:
+    """Return a record as msgpack, with escapes for lone surrogates in texts."""
     try:
         return encode(record)
-    except UnicodeEncodeError:  # a path need not be UTF-8
+    except UnicodeEncodeError:
         *head, event = record
         return encode((*head, without_surrogates(msgspec.to_builtins(event, enc_hook=_plain_value))))
 
 
 def _record(payload: bytes) -> bytes:
+    """Return the frame of a payload."""
     return pack(payload) + payload
 
 
 def _plain_value(value: Any) -> Any:
-    """Convert a NumPy scalar to a number, or a path to a text."""
+    """Convert a NumPy scalar to a number, or a path to a text; raise a TypeError for any other value."""
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
     if callable(item := getattr(value, "item", None)) and not getattr(value, "ndim", 0):

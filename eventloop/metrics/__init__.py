@@ -1,8 +1,8 @@
 """Collect numbers, images and histograms of a training without waiting for the device.
 
-Start with `storage`: users put values into an `EventStorage`, and its `collect` returns packets, which the
-background turns into events. The package may import torch, `state`, `events` and `util`, and no package above
-them.
+Start with `storage`: hooks put values into an `EventStorage`. Its `collect` returns a `Packet` with the
+values of a logging interval, which the background thread turns into events. The package may import torch,
+`state` and packages below it, such as `events` and `util`.
 """
 
 from eventloop.metrics.current import get_event_storage as get_event_storage

@@ -16,14 +16,14 @@ def get_event_storage() -> EventStorage:
             def forward(self, images):
                 get_event_storage().put_scalar("num_boxes", boxes.shape[0])
 
-    It works only on the thread of the `with` block, not on threads started inside or in background
-    subscribers. An asyncio task has the storage of the code that created it.
+    It works only on the thread of the `with` block, not on threads that are started in the block, nor in
+    background subscribers. An asyncio task has the storage of the code that created it.
 
     Raises:
         RuntimeError: this thread has no storage.
     """
     entered = ENTERED.get()
-    # asyncio copies contexts to other threads, and two threads must not put into one storage
+    # `asyncio.to_thread` copies the context to another thread, which must not put into the storage
     if entered and entered[-1].entered_in == threading.get_ident():
         return entered[-1]
     raise RuntimeError(
@@ -33,11 +33,11 @@ def get_event_storage() -> EventStorage:
 
 
 def exit_run(storage: EventStorage, outside: tuple[EventStorage, ...]) -> None:
-    """Leave the storage that a run has entered, if this context is the run's; it may be called again.
+    """Exit the storage of a run, if the run entered it in this context; else do nothing.
 
     Args:
         storage: the storage of the run.
-        outside: the storages that were active before the run.
+        outside: the storages that were active before the run, the innermost last.
     """
     if ENTERED.get() == (*outside, storage):
         ENTERED.set(outside)

@@ -19,13 +19,19 @@ STATISTICS = ("mean", "min", "max", "current", "median", "avg", "latest")
 
 
 class HistoryBuffer:
-    """The last values of one scalar, each with its iteration; appending is O(1) and the length is bounded.
-
-    A window is a number of iterations that ends at the iteration of the last value. `global_avg` covers all
-    values ever appended, including those no longer kept. `latest`, `median`, `avg` and `global_avg` are
-    detectron2's names; `mean`, `min`, `max` and `current` are MMEngine's.
+    """Keep the last values of one scalar with their iterations, and compute statistics of them.
 
         trainer.metrics.history("loss").median(20)    # over the last 20 iterations
+
+    Appending a value takes constant time. A window of n iterations ends at the iteration of the last value.
+    `global_avg` covers all values ever appended, including the dropped ones. `latest`, `median`, `avg` and
+    `global_avg` have the names of detectron2; `mean`, `min`, `max` and `current` those of MMEngine.
+
+    Args:
+        max_length: the number of values to keep; older ones are dropped.
+
+    Raises:
+        ValueError: `max_length` is below 1.
     """
 
     def __init__(self, max_length: int = WINDOW) -> None:
@@ -36,7 +42,7 @@ class HistoryBuffer:
         self._count = 0
 
     def update(self, value: float, iteration: int | None = None) -> None:
-        """Append a value; without an iteration it gets the last one plus 1, beginning with 0."""
+        """Append a value; by default its iteration is 0 for the first value, then the last one plus 1."""
         if iteration is None:
             iteration = self._values[-1][1] + 1 if self._values else 0
         self._values.append((value, iteration))
@@ -55,12 +61,12 @@ class HistoryBuffer:
         Raises:
             ValueError: the history is empty.
         """
-        self._check()
+        self._check_not_empty()
         return self._values[-1][0]
 
     def values(self) -> list[tuple[float, int]]:
         """Return the `(value, iteration)` pairs, oldest first."""
-        return list(self._values)  # atomic, as one C call: the background may append at the same time
+        return list(self._values)  # atomic, because the background may append at the same time
 
     def window(self, iterations: int) -> list[float]:
         """Return the values of the last `iterations` iterations."""
@@ -78,7 +84,7 @@ class HistoryBuffer:
         Raises:
             ValueError: the history is empty, or `iterations` is below 1.
         """
-        self._check()
+        self._check_not_empty()
         return median(self.window(iterations))
 
     def avg(self, iterations: int) -> float:
@@ -87,7 +93,7 @@ class HistoryBuffer:
         Raises:
             ValueError: the history is empty, or `iterations` is below 1.
         """
-        self._check()
+        self._check_not_empty()
         window = self.window(iterations)
         return sum(window) / len(window)
 
@@ -103,7 +109,7 @@ class HistoryBuffer:
     def max(self, window_size: int | None = None) -> float:
         """Return the maximum over the last `window_size` iterations, or over all kept values.
 
-        It is NaN if any of the values is.
+        It is NaN if any value is NaN.
 
         Raises:
             ValueError: the history is empty, or `window_size` is below 1.
@@ -114,7 +120,7 @@ class HistoryBuffer:
     def min(self, window_size: int | None = None) -> float:
         """Return the minimum over the last `window_size` iterations, or over all kept values.
 
-        It is NaN if any of the values is.
+        It is NaN if any value is NaN.
 
         Raises:
             ValueError: the history is empty, or `window_size` is below 1.
@@ -146,16 +152,20 @@ class HistoryBuffer:
         Raises:
             ValueError: the history is empty.
         """
-        self._check()
+        self._check_not_empty()
         return self._sum / self._count
 
     def _last(self, window_size: int | None) -> list[float]:
-        self._check()
-        return [value for value, _ in self.values()] if window_size is None else self.window(window_size)
+        """Return the values of the last `window_size` iterations, or all kept values."""
+        self._check_not_empty()
+        if window_size is None:
+            return [value for value, _ in self.values()]
+        return self.window(window_size)
 
-    def _check(self) -> None:
+    def _check_not_empty(self) -> None:
         if not self._count:
             raise ValueError("the history is empty: nothing was put under this name yet")
 
     def __len__(self) -> int:
+        """Return the number of values ever appended."""
         return self._count

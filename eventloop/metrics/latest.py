@@ -1,7 +1,4 @@
-"""Hold the newest values of scalars, in dicts that suggest a name when an unknown one is looked up.
-
-`EventStorage` returns them.
-"""
+"""Define the results of `EventStorage.latest`: a scalar's newest value, and a dict of them by name."""
 
 from __future__ import annotations
 
@@ -13,17 +10,17 @@ V = TypeVar("V")
 
 
 class LatestValue(tuple[float, int]):
-    """The newest value of a scalar; prints as `0.693147 (step 12)` and compares like the number.
+    """Hold the newest value of a scalar, which prints as `0.693147 (step 12)` and compares like the number.
 
         loss = trainer.metrics.latest()["loss"]
         if loss < 0.3: ...              # loss.value is the number alone
 
-    It is also the tuple `(value, iteration)`, as returned by detectron2's `EventStorage.latest`.
+    It is also the tuple `(value, iteration)`, as detectron2's `EventStorage.latest` returns it.
 
     Args:
         value: the number.
-        iteration: the 0-based training iteration in which, or before which, the value was put.
-        step: the number of completed training iterations for which the value was put, as in `scalars_logged`.
+        iteration: the 0-based training iteration of the value; for a value between two iterations, the next.
+        step: the number of completed training iterations, as in `scalars_logged`.
     """
 
     step: int
@@ -64,7 +61,7 @@ class LatestValue(tuple[float, int]):
 
 
 class ByName(dict[str, V]):
-    """A dict by scalar name; its KeyError suggests the nearest known name."""
+    """A dict by the names of scalars, whose KeyError for an unknown name suggests the nearest known one."""
 
     def __missing__(self, name: object) -> NoReturn:
         if not self:

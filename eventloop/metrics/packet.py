@@ -1,7 +1,7 @@
 """Read the values of a logging interval, a `Packet`, and add them to the histories of their names.
 
-`EventStorage` creates packets on the training thread. `Readings` reads them, in order and each once: in the
-background, or on the training thread if code asks for values.
+`EventStorage` creates packets on the training thread. `Readings` reads each packet once, in order: on the
+background thread, or earlier on the training thread if code there needs the values.
 """
 
 from __future__ import annotations
@@ -20,37 +20,39 @@ from eventloop.metrics.device import HostCopy, PinnedPool
 from eventloop.metrics.history import HistoryBuffer
 from eventloop.metrics.rows import (
     Loss,
-    Place,
+    NameSet,
     Row,
+    RunLimits,
     Scalar,
-    Shape,
-    Unread,
-    blocks_of,
+    UnreadableValue,
     events_of,
     losses_in,
     number_of,
     put_by_two,
+    tables_of,
 )
 
 logger = logging.getLogger("eventloop")
 
 APPEND_AT = 1024
-"""The number of rows that are added to the histories at a time: 0.8 us an iteration instead of 4.
+"""The number of rows that are added to the histories together: 0.8 us an iteration instead of 4.
 
-When a history is read, all rows are added at once.
+When a history is read, all rows are added first.
 """
 
 
 class Packet:
-    """The values of one logging interval; a `Deferred`, handled in the background.
+    """Hold the values of one logging interval, and create their events in the background.
+
+    It is a `Deferred`, which is passed to `Bus.post`.
 
     Args:
         rows: the rows put in the interval.
         appended: the number of rows that are already in the histories.
+        since: rows of iterations before this one are not logged.
         readings: reads the values.
-        place: the limits of the run, for the events.
+        limits: the limits of the run, which are fields of the events.
         copy: the copy of the rows' tensors to the host; None if no tensor is on CUDA.
-        since: rows of iterations before this one become no event.
     """
 
     prompt = True
@@ -61,14 +63,14 @@ class Packet:
         appended: int,
         since: int,
         readings: Readings,
-        place: Place,
+        limits: RunLimits,
         copy: HostCopy | None,
     ) -> None:
         self.rows = rows
         self.appended, self._since = appended, since
         self.copy = copy
         self._readings = readings
-        self._place = place
+        self._limits = limits
 
     def __repr__(self) -> str:
         if not self.rows:
@@ -80,7 +82,7 @@ class Packet:
         return self.copy is None or self.copy.ready()
 
     def resolve(self) -> list[Row]:
-        """Return the rows after reading this and all earlier packets; waits for the device if necessary."""
+        """Read this and all earlier packets, and return the rows; waits for the device if necessary."""
         self._readings.read(self)
         return self.rows
 
@@ -89,96 +91,113 @@ class Packet:
         return self.events_of(self.resolve())
 
     def events_of(self, rows: list[Row]) -> list[Event]:
-        """Return the `scalars_logged` events for rows whose values were already read."""
+        """Return the `scalars_logged` events of rows whose values were already read."""
         logged = [row for row in rows if row.iteration >= self._since]
         self._readings.warn_of_two_sources(logged)
-        return events_of(logged, self._place)
+        return events_of(logged, self._limits)
 
 
 class Readings:
-    """The values of a storage that were already read: the history and the last value of each name."""
+    """Read the packets of a storage, and keep the history and the last value of each name."""
 
     def __init__(self) -> None:
         self.histories: dict[str, HistoryBuffer] = {}
         self.latest: dict[str, tuple[float, Row]] = {}
+        """The last value of each name, and its row."""
         self.unreadable: Counter[str] = Counter()
-        self.followed = False
-        """Whether code outside of the storage holds a history, so that reading must update it at once."""
+        """The number of values of each name that could not be read."""
+        self.histories_in_use = False
+        """Whether code outside of the storage has a history, so that each reading must update it."""
         self._unread: deque[Packet] = deque()
-        self._unappended: list[Row] = []  # read, and not in the histories yet
+        self._unappended: list[Row] = []  # rows that were read and are not in the histories yet
         self._pool = PinnedPool()
-        self._warned: set[str] = set()  # names that two sources put
+        self._warned: set[str] = set()  # names for which `warn_of_two_sources` has logged a warning
         self._lock = threading.Lock()
         self.losses = Losses()
         self.followers: list[Callable[[list[Row]], None]] = []
-        """Functions to call with the rows that are read, in their order, on the thread that reads them."""
+        """Functions to call with rows once they are read, in order, on the thread that reads them."""
 
-    def pack(self, rows: list[Row], appended: int, place: Place, since: int = 0) -> Packet:
-        """Start the copy of rows to the host, and return the rows as the next packet to read."""
+    def pack(self, rows: list[Row], appended: int, limits: RunLimits, since: int = 0) -> Packet:
+        """Start the copy of rows to the host, and return them as a packet, which is read after all others.
+
+        Args:
+            rows: the rows of a logging interval.
+            appended: the number of rows that are already in the histories.
+            limits: the limits of the run, which are fields of the events.
+            since: rows of iterations before this one are not logged.
+        """
         tensors = tensors_in(rows)
-        on_device = any(tensor.is_cuda for tensor in tensors)
-        copy = HostCopy(tensors, self._pool) if on_device else None
-        packet = Packet(rows, appended, since, self, place, copy)
+        has_cuda_tensor = any(tensor.is_cuda for tensor in tensors)
+        copy = HostCopy(tensors, self._pool) if has_cuda_tensor else None
+        packet = Packet(rows, appended, since, self, limits, copy)
         self._unread.append(packet)
         return packet
 
     def read(self, packet: Packet | None = None) -> None:
-        """Read the packets in order, up to `packet` or all; waits for the device if necessary.
+        """Read all packets, or those up to `packet`, in order; waits for the device if necessary.
 
-        If all are read or a history is in use, the values are added to the histories at once, else in groups.
+        The values are added to the histories at once if all packets are read or a history is in use, and else
+        in groups of `APPEND_AT` rows or more.
         """
-        unread: list[Unread] = []
+        unreadable: list[UnreadableValue] = []
         with self._lock:
             if packet is not None and packet not in self._unread:
-                return  # read already, by a caller that waited; later packets may not be ready
+                return  # it was read already; to read later packets might wait for a device
             while self._unread:
                 oldest = self._unread.popleft()
-                unread += read_rows(oldest.rows, oldest.copy)
+                unreadable += read_rows(oldest.rows, oldest.copy)
                 oldest.copy = None
-                fresh = oldest.rows[oldest.appended :]
-                self._check(fresh)
-                self._unappended += fresh
+                new_rows = oldest.rows[oldest.appended :]
+                self._check(new_rows)
+                self._unappended += new_rows
                 if oldest is packet:
                     break
-            if packet is None or self.followed or len(self._unappended) >= APPEND_AT:
+            if packet is None or self.histories_in_use or len(self._unappended) >= APPEND_AT:
                 rows, self._unappended = self._unappended, []
                 self._append(rows)
-        self.count_unreadable(unread)
+        self.count_unreadable(unreadable)
 
     def read_with(self, rows: list[Row]) -> None:
-        """Read all packets, then rows that are not collected yet; rows that cannot be read are removed."""
+        """Read all packets, then rows that are in no packet yet; unreadable values are removed from them."""
         self.read()
         if not rows:
             return
-        unread = read_rows(rows, None)
+        unreadable = read_rows(rows, None)
         self._check(rows)
         self._append(rows)
-        self.count_unreadable(unread)
+        self.count_unreadable(unreadable)
 
     def _check(self, rows: list[Row]) -> None:
+        """Check the losses in rows that were read, and call the followers with the rows."""
         self.losses.check(rows)
         for follow in self.followers:
             follow(rows)
 
     def check_unread(self, rows: list[Row]) -> None:
-        """Look for a lost loss in unread packets, then in uncollected rows, up to the first on a device."""
-        unread = [*self._unread]  # an atomic copy: the background reads packets at the same time
-        self.losses.check([*(row for packet in unread for row in packet.rows[packet.appended :]), *rows])
+        """Check the losses of unread packets and then of `rows`, up to the first loss on a device.
+
+        Args:
+            rows: rows that are in no packet yet.
+        """
+        unread_packets = [*self._unread]  # atomic, because the background reads packets at the same time
+        unread_rows = [row for packet in unread_packets for row in packet.rows[packet.appended :]]
+        self.losses.check([*unread_rows, *rows])
 
     def waits(self, rows: list[Row]) -> bool:
-        """Return whether reading all packets, and uncollected rows, would wait for a device."""
-        unread = [*self._unread]  # an atomic copy: the background reads packets at the same time
-        uncopied = [row for packet in unread if packet.copy is None for row in packet.rows]
-        on_device = any(tensor.device.type != "cpu" for tensor in tensors_in([*uncopied, *rows]))
-        return on_device or not all(packet.ready() for packet in unread)
+        """Return whether `read_with(rows)` would wait for a device."""
+        unread_packets = [*self._unread]  # atomic, because the background reads packets at the same time
+        uncopied_rows = [row for packet in unread_packets if packet.copy is None for row in packet.rows]
+        tensors = tensors_in([*uncopied_rows, *rows])
+        has_device_tensor = any(tensor.device.type != "cpu" for tensor in tensors)
+        return has_device_tensor or not all(packet.ready() for packet in unread_packets)
 
-    def count_unreadable(self, unread: list[Unread]) -> None:
+    def count_unreadable(self, values: list[UnreadableValue]) -> None:
         """Count values that could not be read, and log the 1st, 2nd, 4th, 8th, ... of each name."""
-        for name, iteration, error in unread:
+        for name, iteration, error in values:
             with self._lock:
                 self.unreadable[name] += 1
                 count = self.unreadable[name]
-            if count & (count - 1) == 0:
+            if count & (count - 1) == 0:  # a power of two
                 logger.error(
                     "metric %r of iteration %d cannot be read and is left out (%d so far): %s: %s",
                     name,
@@ -189,7 +208,7 @@ class Readings:
                 )
 
     def warn_of_two_sources(self, rows: list[Row]) -> None:
-        """Warn of each name under which two sources put different numbers in one iteration, once a name."""
+        """Log a warning, once a name, if two sources put different numbers under it in one iteration."""
         for name, iteration in put_by_two(rows).items():
             if name not in self._warned:
                 self._warned.add(name)
@@ -201,44 +220,51 @@ class Readings:
                 )
 
     def _append(self, rows: list[Row]) -> None:
-        for block in blocks_of(rows) if rows else ():
-            iterations = [row.iteration for row in block.rows]
-            for name, values in zip(block.shape.names, block.columns, strict=True):
+        """Add the values of rows to the histories and to `latest`."""
+        for table in tables_of(rows) if rows else ():
+            iterations = [row.iteration for row in table.rows]
+            for name, values in zip(table.name_set.names, table.columns, strict=True):
                 history = self.histories.get(name)
                 if history is None:
                     history = self.histories[name] = HistoryBuffer()
                 history.extend(values, iterations)
-                self.latest[name] = values[-1], block.rows[-1]
+                self.latest[name] = values[-1], table.rows[-1]
 
 
 class Losses:
-    """Check the training losses in order, and record each time at which they stop being finite."""
+    """Check the training losses in order, and record when they stop being finite."""
 
     def __init__(self) -> None:
         self.lost: Loss | None = None
-        """The first loss that is NaN or infinite since losses were last finite."""
-        self._lock = threading.Lock()  # the background checks, and a save on the training thread
+        """The first NaN or infinite loss after the last finite one; None if all losses were finite."""
+        self._lock = threading.Lock()  # the background checks losses, and a save on the training thread
         self.reset()
 
     def reset(self) -> None:
-        """Reset the record, because other weights were loaded."""
+        """Forget all losses, because other weights were loaded."""
         with self._lock:
-            self.lost, self._is_lost, self._found, self._checked_at = None, False, 0, -1
+            self.lost, self._is_lost, self._loss_count, self._checked_at = None, False, 0, -1
 
     def check(self, rows: list[Row]) -> None:
-        """Check the losses of these rows, and log the 1st, 2nd, 4th, ... finding; waits for no device."""
+        """Check the losses in rows, up to the first loss on a device.
+
+        It logs a warning when losses stop being finite for the 1st, 2nd, 4th, 8th, ... time.
+        """
         with self._lock:
-            # a save checks rows that are read, and checked, again later
+            # the losses of iterations before `_checked_at` were checked already, for example at a save
             for loss in losses_in(rows, self._checked_at):
                 self._check_loss(loss)
 
     def _check_loss(self, loss: Loss) -> None:
-        was_lost, self._is_lost, self._checked_at = self._is_lost, not isfinite(loss.value), loss.iteration
-        if not self._is_lost or was_lost or (self.lost and self.lost.iteration == loss.iteration):
+        """Record a loss that is not finite, if the loss before it was finite."""
+        was_lost, self._is_lost = self._is_lost, not isfinite(loss.value)
+        self._checked_at = loss.iteration
+        is_recorded = self.lost is not None and self.lost.iteration == loss.iteration
+        if not self._is_lost or was_lost or is_recorded:
             return
         self.lost = loss
-        self._found += 1
-        if self._found & (self._found - 1) == 0:
+        self._loss_count += 1
+        if self._loss_count & (self._loss_count - 1) == 0:  # a power of two
             logger.warning("%s", lost_loss_text(loss))
 
 
@@ -252,28 +278,33 @@ def lost_loss_text(lost: Loss) -> str:
 
 
 def tensors_in(rows: Iterable[Row]) -> list[torch.Tensor]:
-    """Return the values that are tensors, in order."""
-    # isinstance(float, Tensor) takes 0.4 us, and this runs on the training thread
-    found: list[Any] = []
+    """Return the values in rows that are tensors, in order."""
+    # not `isinstance(value, Tensor)`, which takes 0.4 us, because this runs on the training thread
+    tensors: list[Any] = []
     for row in rows:
         values = row.values
         if type(values) is list:
-            found += [value for value in values if type(value) is not float]
+            tensors += [value for value in values if type(value) is not float]
         elif type(values) is not float:
-            found.append(values)
-    return found
+            tensors.append(values)
+    return tensors
 
 
-def read_rows(rows: list[Row], copy: HostCopy | None) -> list[Unread]:
-    """Replace tensors by their numbers; remove values that cannot be read from the rows, and return them.
+def read_rows(rows: list[Row], copy: HostCopy | None) -> list[UnreadableValue]:
+    """Replace the tensors in rows by their numbers, in place; waits for the device if necessary.
 
-    The numbers come from `copy`; without one each tensor is read by itself, which on the CPU takes a sixth of
-    the time of a stack.
+    Args:
+        rows: the rows; values that cannot be read are removed.
+        copy: the copy of the tensors to the host. Without it, each tensor is read by itself, which on the
+            CPU takes a sixth of the time of a stack.
+
+    Returns:
+        the removed values.
     """
     try:
         numbers = iter(copy.values()) if copy is not None else None
         _replace_tensors(rows, number_of if numbers is None else lambda _: next(numbers))
-    except Exception:  # of one value: read one by one to keep the others
+    except Exception:  # at least one tensor cannot be read: read each by itself
         if copy is not None:
             copy.wait()
         return _read_one_by_one(rows)
@@ -281,44 +312,46 @@ def read_rows(rows: list[Row], copy: HostCopy | None) -> list[Unread]:
 
 
 def read_on_host(rows: Iterable[Row]) -> None:
-    """Replace tensors on the CPU by their numbers; unreadable ones are left to `read_rows`."""
+    """Replace the tensors in rows that are on the CPU and readable by their numbers, in place."""
     _replace_tensors(rows, _number_if_on_host)
 
 
-def _replace_tensors(rows: Iterable[Row], by: Callable[[torch.Tensor], Scalar]) -> None:
+def _replace_tensors(rows: Iterable[Row], convert: Callable[[torch.Tensor], Scalar]) -> None:
+    """Replace each tensor in rows by the result of `convert`, in place."""
     for row in rows:
         values: Any = row.values
         if type(values) is list:
-            values[:] = [value if type(value) is float else by(value) for value in values]
+            values[:] = [value if type(value) is float else convert(value) for value in values]
         elif type(values) is not float:
-            row.values = by(values)
+            row.values = convert(values)
 
 
-def _read_one_by_one(rows: list[Row]) -> list[Unread]:
-    """Read each value by itself; remove those that cannot be read from `rows` in place, and return them."""
-    unread: list[Unread] = []
-    kept: list[Row] = []
+def _read_one_by_one(rows: list[Row]) -> list[UnreadableValue]:
+    """Read each value by itself; remove values that cannot be read from the rows, and return them."""
+    unreadable: list[UnreadableValue] = []
+    readable_rows: list[Row] = []
     for row in rows:
         values = row.values if isinstance(row.values, list) else [row.values]
         names: list[str] = []
         numbers: list[Scalar] = []
-        for name, value in zip(row.shape.names, values, strict=True):
+        for name, value in zip(row.name_set.names, values, strict=True):
             try:
                 numbers.append(value if type(value) is float else float(value.item()))  # type: ignore[union-attr]
             except Exception as error:
-                unread.append(Unread(name, row.iteration, error))
+                unreadable.append(UnreadableValue(name, row.iteration, error))
             else:
                 names.append(name)
         if len(names) < len(values):
-            row.shape = Shape(tuple(names), row.shape.smooth)
+            row.name_set = NameSet(tuple(names), row.name_set.smooth)
         if numbers:
             row.values = numbers if len(numbers) > 1 else numbers[0]
-            kept.append(row)
-    rows[:] = kept
-    return unread
+            readable_rows.append(row)
+    rows[:] = readable_rows
+    return unreadable
 
 
 def _number_if_on_host(tensor: torch.Tensor) -> Scalar:
+    """Return the number of a readable tensor on the CPU, and any other tensor unchanged."""
     try:
         return number_of(tensor) if tensor.device.type == "cpu" else tensor
     except Exception:

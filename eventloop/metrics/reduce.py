@@ -1,11 +1,11 @@
-"""Reduce the logged values of all ranks, as means or maxima, in the background; `LoggerHook` uses it.
+"""Reduce the logged values of all ranks, to means or maxima, in the background; `LoggerHook` uses it.
 
 All ranks run the same script and post packets at the same iterations. An exchange reduces the packets that
-all ranks have posted. First the ranks compare two numbers: the iteration that each has reached, and a hash of
-the names and iterations of the values up to the earliest of these iterations. If the hashes are equal, one
-`all_reduce` adds the values. Otherwise each rank logs its own, because a collective over tensors of different
-lengths would crash or hang. Values wait for another rank at most `WAIT_SECONDS`, and less at the end of a
-run.
+all ranks have posted. First the ranks compare the last iteration that each has posted, and a hash of the
+names and iterations of the values up to the earliest of these iterations. If the hashes are equal, one
+`all_reduce` adds the values. Otherwise each rank logs its own values, because a collective over tensors of
+different lengths would crash or hang. Values wait for other ranks at most `WAIT_SECONDS`, and less at the end
+of a run.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 WAIT_SECONDS = 30.0
-"""Seconds that values wait for other ranks; then a rank logs its own values until all ranks have answered."""
+"""The most seconds that values wait for other ranks; then a rank logs its own values."""
 GROUP_SECONDS = 600.0
-"""The timeout of a collective, in seconds; after it the ranks no longer reduce.
+"""The timeout of a collective in seconds; after it the ranks no longer reduce.
 
-A process that ends during a collective in which other ranks do not take part waits as long, because gloo
-cannot cancel a collective.
+A process that ends during a collective may wait as long, because gloo cannot cancel a collective.
 """
 LAST = (1 << 40) - 1
-"""The iteration number of the last packet of a training, larger than any other."""
+"""The iteration number for the last packet of a training, larger than that of any other packet."""
 _RUN = 1 << 40
+"""The factor of the number of the run in the order number of a packet."""
 
 
 class Work(Protocol):
@@ -65,10 +65,10 @@ class Ranks(Protocol):
 
 
 class GlooRanks:
-    """All ranks, in a separate gloo group; the constructor is a collective.
+    """Reduce tensors over all ranks in a gloo group of its own; the constructor is a collective.
 
     The group is used for nothing else, so its collectives never mix with those of the training. gloo runs on
-    the host, so they do not wait for a device.
+    the host, so its collectives do not wait for a device.
     """
 
     def __init__(self) -> None:
@@ -83,14 +83,22 @@ class GlooRanks:
 
 
 class Reduced:
-    """A packet whose training values are reduced over the ranks; a `Deferred`, handled in the background."""
+    """Wrap a packet so that its events have values that are reduced over the ranks.
 
-    def __init__(self, packet: Packet, mark: int, reducer: Reducer) -> None:
-        self.packet, self.mark = packet, mark
-        self.answered = False
-        """Whether all ranks have reached this packet."""
+    It is a `Deferred`, handled in the background.
+
+    Args:
+        packet: the packet.
+        order: the packet's number in the order of all packets of the process, the same on all ranks.
+        reducer: reduces the values.
+    """
+
+    def __init__(self, packet: Packet, order: int, reducer: Reducer) -> None:
+        self.packet, self.order = packet, order
+        self.exchanged = False
+        """Whether an exchange with all ranks has included this packet."""
         self._reducer = reducer
-        self._rows: list[Row] | None = None
+        self._reduced_rows: list[Row] | None = None
 
     def ready(self) -> bool:
         """Return whether the values are on the host, and reduced or no longer waiting for other ranks."""
@@ -101,29 +109,34 @@ class Reduced:
         return self.packet.events_of(self.resolve())
 
     def resolve(self) -> list[Row]:
-        """Return the rows to log, after reading them; waits for the device if necessary, never for a rank.
+        """Read the packet, and return its reduced rows, or its own rows if they are not reduced.
 
-        The packet's own rows are not changed, because histories are per rank.
+        It waits for the device if necessary, but not for other ranks. The packet keeps its own rows, because
+        the histories of a rank have its own values.
         """
-        own = self.packet.resolve()
-        return own if self._rows is None else self._rows
+        own_rows = self.packet.resolve()
+        return own_rows if self._reduced_rows is None else self._reduced_rows
 
     def store(self, values: list[float], begin: int) -> int:
-        """Store this packet's part of the reduced `values`, which begins at index `begin`.
+        """Store the reduced values of this packet.
+
+        Args:
+            values: the reduced values of several packets.
+            begin: the index of the first value of this packet.
 
         Returns:
-            The index after the last value stored.
+            the index after its last value.
         """
         rows = []
         for row in self.packet.rows:
-            if not _trains(row):
+            if not _is_training(row):
                 rows.append(row)
                 continue
-            end = begin + len(row.shape.names)
-            own = values[begin:end] if isinstance(row.values, list) else values[begin]
-            rows.append(Row(row.shape, own, row.iteration, row.phase))  # type: ignore[arg-type]
+            end = begin + len(row.name_set.names)
+            row_values = values[begin:end] if isinstance(row.values, list) else values[begin]
+            rows.append(Row(row.name_set, row_values, row.iteration, row.phase))  # type: ignore[arg-type]
             begin = end
-        self._rows = rows
+        self._reduced_rows = rows
         return begin
 
 
@@ -133,7 +146,8 @@ class Reducer:
     The background calls `advance`, and the training thread all other public methods.
 
     Args:
-        maxima: names, and groups of names, that are reduced to their maximum; all others to their mean.
+        maxima: the names whose values are reduced to their maximum, and the prefixes before "/" of such
+            names. All other values are reduced to their mean.
     """
 
     def __init__(self, maxima: Sequence[str]) -> None:
@@ -143,19 +157,20 @@ class Reducer:
         self._world: Any = None
         self._rank = 0
         self._run = 0
-        self._queue: deque[Reduced] = deque()  # posted packets, neither answered nor overdue
+        self._queue: deque[Reduced] = deque()  # the posted packets that wait for an exchange
         self._exchange: Generator[None, None, None] | None = None  # the exchange in progress
         self._one_by_one = False  # whether the next exchange is of one packet
-        self._began = 0.0
-        self._end = inf  # `monotonic()` after which packets wait no more
+        self._exchange_began = 0.0  # the `monotonic()` of the begin of the exchange in progress
+        self._deadline = inf  # the `monotonic()` after which packets no longer wait
         self._warned: set[str] = set()
-        self._turn = threading.Lock()  # a bus that closes or is full may call `advance` on another thread
+        # `advance` may be called on two threads: a bus that closes or is full calls it on another one
+        self._advancing = threading.Lock()
 
     # --- the training thread -------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        """Prepare to reduce if there are several ranks. The first call is a collective."""
-        self._end = inf
+        """Prepare to reduce the packets of a run with several ranks; the first call is a collective."""
+        self._deadline = inf
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             self._ranks = self._world = None
         elif not dist.is_gloo_available():
@@ -173,20 +188,20 @@ class Reducer:
             )
 
     def join(self, ranks: Ranks, rank: int) -> None:
-        """Use `ranks` for the exchanges from now on, as rank number `rank`, and drop waiting packets."""
+        """Begin to exchange values with other ranks, as rank number `rank`, and drop waiting packets."""
         self._ranks, self._rank = ranks, rank
         self._exchange, self._one_by_one = None, False
         self._queue.clear()
 
     @property
     def reduces(self) -> bool:
-        """Return False if there is only one rank, or if the other ranks are gone."""
+        """Return whether values are reduced: there are several ranks, and none of them was lost."""
         return self._ranks is not None
 
     def reduce(self, packet: Packet, iteration: int) -> Packet | Reduced:
-        """Wrap a packet so that its values are reduced; all ranks must call this for the same iterations.
+        """Wrap a packet so that its values are reduced; with one rank return the packet itself.
 
-        The packet itself is returned if there is no other rank.
+        All ranks must call this for the same iterations.
 
         Args:
             packet: the packet.
@@ -196,12 +211,13 @@ class Reducer:
             return packet
         reduced = Reduced(packet, self._run * _RUN + iteration, self)
         self._queue.append(reduced)
-        self._run += iteration == LAST
+        if iteration == LAST:
+            self._run += 1
         return reduced
 
     def limit_wait(self, seconds: float) -> None:
-        """Limit the wait of packets to `seconds` from now; called when the run has ended."""
-        self._end = monotonic() + seconds
+        """Let packets wait at most `seconds` from now for other ranks; called when the run has ended."""
+        self._deadline = monotonic() + seconds
 
     def stop(self) -> None:
         """Stop reducing, without a collective; called when the run has failed.
@@ -218,11 +234,12 @@ class Reducer:
     # --- the background ------------------------------------------------------------------------------------
 
     def advance(self, reduced: Reduced) -> bool:
-        """Advance the exchange, and return whether `reduced` no longer waits for other ranks.
+        """Advance the exchange without waiting; return whether `reduced` no longer waits for other ranks.
 
-        Called only when the values of `reduced` are on the host.
+        Args:
+            reduced: a packet whose values are on the host.
         """
-        if not self._turn.acquire(blocking=False):
+        if not self._advancing.acquire(blocking=False):
             return False
         try:
             return self._advance(reduced)
@@ -236,15 +253,16 @@ class Reducer:
             )
             return True
         finally:
-            self._turn.release()
+            self._advancing.release()
 
     def _advance(self, reduced: Reduced) -> bool:
+        """Advance exchanges until one is in progress or `reduced` is exchanged; return as `advance` does."""
         if self._ranks is None:
             self._queue.clear()
             return True
-        while not reduced.answered:
+        while not reduced.exchanged:
             if self._exchange is None:
-                self._exchange, self._began = self._make_exchange(self._ranks), monotonic()
+                self._exchange, self._exchange_began = self._exchange_packets(self._ranks), monotonic()
             try:
                 next(self._exchange)
             except StopIteration:
@@ -253,33 +271,34 @@ class Reducer:
                 return self._is_overdue(reduced)
         return True
 
-    def _make_exchange(self, ranks: Ranks) -> Generator[None, None, None]:
-        """Reduce the packets that all ranks have reached; yields while a collective is in progress.
+    def _exchange_packets(self, ranks: Ranks) -> Generator[None, None, None]:
+        """Reduce the packets that all ranks have posted; yields while a collective is in progress.
 
         Each rank decides only by reduced numbers, so all ranks start the same collectives in the same order.
+        If the ranks have put different names, the next exchanges are of one packet, to find the packet that
+        differs.
         """
-        # a copy, which is atomic: the training thread may append at the same time
+        # the inner list is an atomic copy, because the training thread may append at the same time
         ready = [*takewhile(lambda reduced: reduced.packet.ready(), [*self._queue])]
         if self._one_by_one:
             del ready[1:]
-        mark = max(reduced.mark for reduced in ready)
+        last_order = max(reduced.order for reduced in ready)
         while True:
-            rows = [row for reduced in ready for row in reduced.packet.resolve() if _trains(row)]
-            header = torch.tensor([mark, -mark, digest := self._digest(rows), -digest], device="cpu")
-            yield from _arrival(ranks.all_reduce(header, maximum=True))
-            most, least, largest, smallest = header.tolist()
-            if most == -least:
+            rows = [row for reduced in ready for row in reduced.packet.resolve() if _is_training(row)]
+            (first, last), (least, greatest) = yield from _ranges(ranks, last_order, self._digest(rows))
+            if first == last:
                 break
-            mark = -least
-            ready = [reduced for reduced in ready if reduced.mark <= mark]
-        if largest != -smallest and not self._one_by_one:
-            self._one_by_one = True  # again, to find the interval that differs
+            last_order = first
+            ready = [reduced for reduced in ready if reduced.order <= last_order]
+        is_equal = least == greatest
+        if not is_equal and not self._one_by_one:
+            self._one_by_one = True
             return
         self._one_by_one = False
-        if largest != -smallest:
+        if not is_equal:
             self._warn(
                 "own",
-                f"rank {self._rank} logs its own metrics up to iteration {mark % _RUN}: not every "
+                f"rank {self._rank} logs its own metrics up to iteration {last_order % _RUN}: not every "
                 "rank put the same names in the same iterations",
             )
         elif rows:
@@ -288,70 +307,87 @@ class Reducer:
             for reduced in ready:
                 begin = reduced.store(values, begin)
         for reduced in ready:
-            reduced.answered = True
-        while self._queue and self._queue[0].answered:
+            reduced.exchanged = True
+        while self._queue and self._queue[0].exchanged:
             self._queue.popleft()
 
     def _digest(self, rows: list[Row]) -> int:
-        """Return a hash of names, iterations and maxima of rows, by which ranks detect different rows."""
-        places = [(row.shape.names, row.iteration, row.phase.trains) for row in rows]
-        text = repr((sorted(self._maxima), places)).encode()
+        """Return a hash of the names and iterations in rows, and of `maxima`; ranks compare their hashes."""
+        positions = [(row.name_set.names, row.iteration, row.phase.trains) for row in rows]
+        text = repr((sorted(self._maxima), positions)).encode()
         return int.from_bytes(blake2b(text, digest_size=7).digest())
 
     def _values(self, rows: list[Row]) -> tuple[list[float], list[bool]]:
-        """Return all values in order, and for each one whether it is reduced to its maximum."""
+        """Return all values in order, and for each value whether it is reduced to its maximum."""
         values: list[float] = []
         for row in rows:
             values += row.values if isinstance(row.values, list) else (row.values,)  # type: ignore[arg-type]
-        names = (name for row in rows for name in row.shape.names)
+        names = (name for row in rows for name in row.name_set.names)
         return values, [name in self._maxima or name.startswith(self._groups) for name in names]
 
     def _is_overdue(self, reduced: Reduced) -> bool:
-        """Return whether the exchange takes too long, so that `reduced` is logged with this rank's values."""
+        """Return whether the exchange takes too long; `reduced` is then logged with this rank's values."""
         now = monotonic()
-        if now < min(self._began + WAIT_SECONDS, self._end):
+        if now < min(self._exchange_began + WAIT_SECONDS, self._deadline):
             return False
-        with suppress(ValueError):  # it may be gone from the queue; no later exchange must contain it
+        with suppress(ValueError):  # an earlier call may have removed it
             self._queue.remove(reduced)
         self._warn(
             "late",
-            f"rank {self._rank} logs its own metrics: it has waited {now - self._began:.1f} s for "
+            f"rank {self._rank} logs its own metrics: it has waited {now - self._exchange_began:.1f} s for "
             "the other ranks, and reduces again once all have answered",
         )
         return True
 
-    def _warn(self, about: str, text: str) -> None:
+    def _warn(self, subject: str, text: str) -> None:
         """Log a warning, once for each subject."""
-        if about not in self._warned:
-            self._warned.add(about)
+        if subject not in self._warned:
+            self._warned.add(subject)
             logger.warning("%s", text)
 
 
+def _ranges(ranks: Ranks, *numbers: int) -> Generator[None, None, list[tuple[int, int]]]:
+    """Return the minimum and the maximum over the ranks of each number; yields during the collective."""
+    # one `all_reduce` gives both, because the maximum of the negated numbers is the negated minimum
+    signed = torch.tensor([[-number, number] for number in numbers], device="cpu")
+    yield from _completion(ranks.all_reduce(signed, maximum=True))
+    return [(-negated_least, greatest) for negated_least, greatest in signed.tolist()]
+
+
 def _reduce(ranks: Ranks, values: list[float], maxima: list[bool]) -> Generator[None, None, list[float]]:
-    """Return the means or maxima of values that all ranks have in this order; NaN if any rank has NaN."""
+    """Return the means or maxima of the values over the ranks; yields while a collective is in progress.
+
+    A result is NaN if the value of any rank is NaN.
+
+    Args:
+        ranks: the ranks.
+        values: the values of this rank, in the same order on all ranks.
+        maxima: for each value, whether its maximum is returned, not its mean.
+    """
     own = torch.tensor(values, dtype=torch.float64, device="cpu")
     is_maximum = torch.tensor(maxima, device="cpu")
-    # gloo's maximum may leave out a NaN, a sum does not
+    # a value that is reduced to its maximum enters the sum only if it is NaN, which gloo's maximum may ignore
     total = own.masked_fill(is_maximum & ~own.isnan(), 0.0)
     largest = own[is_maximum].nan_to_num(-torch.inf, torch.inf, -torch.inf)
     works = [ranks.all_reduce(total)]
     if len(largest):
         works.append(ranks.all_reduce(largest, maximum=True))
-    yield from _arrival(*works)
+    yield from _completion(*works)
     mean = total / ranks.size
-    # a value equal on all ranks, such as a learning rate, stays exact: the sum of three 0.1 is not 0.3
+    # a value that is equal on all ranks stays exact: the sum of three 0.1, divided by 3, is not 0.1
     rounding = torch.finfo(torch.float64).eps * ranks.size
     mean = torch.where((mean - own).abs() <= rounding * own.abs(), own, mean)
     mean[is_maximum] = torch.where(total[is_maximum].isnan(), torch.nan, largest)
     return mean.tolist()
 
 
-def _arrival(*works: Work) -> Generator[None, None, None]:
+def _completion(*works: Work) -> Generator[None, None, None]:
+    """Yield until collectives are complete; then raise the error of one that has failed."""
     while not all(work.is_completed() for work in works):
         yield
     for work in works:
-        work.wait()  # it is complete; this raises its error, if it failed
+        work.wait()
 
 
-def _trains(row: Row) -> bool:
+def _is_training(row: Row) -> bool:
     return row.phase.mode == "train"

@@ -15,21 +15,28 @@ import torch
 from eventloop.events import Event, ScalarsLogged
 
 Scalar = float | torch.Tensor
+"""A number, or a tensor with one element that is not read yet."""
 
 
-class Moment(msgspec.Struct, frozen=True, gc=False):
+class Position(msgspec.Struct, frozen=True, gc=False):
     """The position in the run at which values were put."""
 
     iteration: int
+    """The 0-based iteration; for values between two iterations the next one."""
     step: int
+    """The number of completed iterations, including the running one for values within it."""
     epoch: int
     mode: str
 
 
-class Shape:
-    """The names of the values in a row, and the smoothing hint of each name.
+class NameSet:
+    """The names of the values in a row, and their common smoothing hint.
 
     A storage uses one object for equal names, so that rows can be grouped by identity.
+
+    Args:
+        names: the names.
+        smooth: whether the mean of a logging interval is logged, not each value.
     """
 
     __slots__ = ("names", "smooth")
@@ -39,31 +46,29 @@ class Shape:
 
 
 class Phase(msgspec.Struct, frozen=True, gc=False):
-    """The epoch and mode of values, and whether they belong to the running iteration or precede it.
-
-    With `trains` the step is `iteration + 1`, otherwise `iteration`.
-    """
+    """The part of a `Position` that stays the same over iterations, so that rows can share one object."""
 
     epoch: int
     mode: str
     trains: bool
+    """Whether values belong to the running iteration, so that `step` is `iteration + 1`; else `iteration`."""
 
-    def at(self, iteration: int) -> Moment:
+    def at(self, iteration: int) -> Position:
         """Return the position of an iteration in this phase."""
-        return Moment(iteration, iteration + self.trains, self.epoch, self.mode)
+        return Position(iteration, iteration + self.trains, self.epoch, self.mode)
 
 
 class Row(msgspec.Struct, gc=False):
-    """Values that were put by one call, with their position in the run.
+    """The values that were put by one call of the storage, with their position in the run.
 
-    This is the only object that a call creates; the background sorts the values by name.
+    This is the only object that a call creates; the background groups the values by name.
     """
 
-    shape: Shape
+    name_set: NameSet
     values: Scalar | list[Scalar]
-    """One value for each name.
+    """A list with one value for each name, or the value itself if there is one name.
 
-    A single value is not in a list, because a list would take a third of the time of a put.
+    Creating a list would take a third of the time of a put.
     """
     iteration: int
     phase: Phase
@@ -71,7 +76,7 @@ class Row(msgspec.Struct, gc=False):
     def scalars(self) -> dict[str, Any]:
         """Return the values by name; they are floats once they have been read."""
         values = self.values if isinstance(self.values, list) else (self.values,)
-        return dict(zip(self.shape.names, values, strict=True))
+        return dict(zip(self.name_set.names, values, strict=True))
 
     @property
     def step(self) -> int:
@@ -79,17 +84,17 @@ class Row(msgspec.Struct, gc=False):
         return self.iteration + self.phase.trains
 
     @property
-    def moment(self) -> Moment:
+    def position(self) -> Position:
         """Return the position in the run."""
         return self.phase.at(self.iteration)
 
 
-def by_step(position: Moment | Row) -> tuple[int, int]:
-    """Return the key that sorts rows and moments in the order of the run."""
+def by_step(position: Position | Row) -> tuple[int, int]:
+    """Return a sort key for rows and positions, which sorts them in the order of the run."""
     return position.iteration, position.step
 
 
-class Place(NamedTuple):
+class RunLimits(NamedTuple):
     """The limits of the run, which are fields of every logging event."""
 
     max_iters: int | None = None
@@ -104,98 +109,100 @@ class Loss(NamedTuple):
     epoch: int
 
 
-class Unread(NamedTuple):
-    """A value that could not be read."""
+class UnreadableValue(NamedTuple):
+    """The name and iteration of a value that could not be read from its tensor, and the error."""
 
     name: str
     iteration: int
     error: Exception
 
 
-class Block:
-    """Rows with the same names, in order, as a table whose columns are the names.
+class RowTable:
+    """Rows with the same names as a table with one column of values for each name.
 
-    All values must have been read. Working by columns is cheaper than by values.
+    The values are floats. To work by columns takes less time than by values.
     """
 
-    __slots__ = ("columns", "rows", "shape")
+    __slots__ = ("columns", "name_set", "rows")
 
-    def __init__(self, shape: Shape, rows: list[Row]) -> None:
-        self.shape, self.rows = shape, rows
+    def __init__(self, name_set: NameSet, rows: list[Row]) -> None:
+        self.name_set, self.rows = name_set, rows
         values: list[Any] = [row.values for row in rows]
-        self.columns: list[Sequence[Any]] = (
-            [values] if len(shape.names) == 1 else [*zip(*values, strict=True)]
-        )
+        self.columns: list[Sequence[Any]]
+        self.columns = [values] if len(name_set.names) == 1 else [*zip(*values, strict=True)]
 
     def means(self) -> dict[str, float]:
         """Return the mean of each column, by name."""
         count = len(self.rows)
-        return {
-            name: sum(column) / count for name, column in zip(self.shape.names, self.columns, strict=True)
-        }
+        columns = zip(self.name_set.names, self.columns, strict=True)
+        return {name: sum(column) / count for name, column in columns}
 
 
-def blocks_of(rows: list[Row]) -> list[Block]:
-    """Group rows by their shapes; if a name occurs in two shapes, create a block for each name instead.
+def tables_of(rows: list[Row]) -> list[RowTable]:
+    """Group rows with equal names into tables, such that all values of a name are in one table, in order.
 
-    All values of a name are then in one block, in order.
+    If a name occurs in two sets of names, each name gets a table of its own.
     """
-    by_shape: dict[Shape, list[Row]] = {}
+    rows_by_names: dict[NameSet, list[Row]] = {}
     for row in rows:
-        own = by_shape.get(row.shape)
-        if own is None:
-            by_shape[row.shape] = [row]
+        group = rows_by_names.get(row.name_set)
+        if group is None:
+            rows_by_names[row.name_set] = [row]
         else:
-            own.append(row)
-    names = [name for shape in by_shape for name in shape.names]
+            group.append(row)
+    names = [name for name_set in rows_by_names for name in name_set.names]
     if len({*names}) < len(names):
-        return blocks_of(_singles(rows))
-    return [Block(shape, own) for shape, own in by_shape.items()]
+        return tables_of(_single_value_rows(rows))
+    return [RowTable(name_set, group) for name_set, group in rows_by_names.items()]
 
 
-def _singles(rows: list[Row]) -> list[Row]:
-    """Return one row for each value."""
-    shapes = {name: Shape((name,), row.shape.smooth) for row in rows for name in row.shape.names}
-    return [
-        Row(shapes[name], value, row.iteration, row.phase)
-        for row in rows
-        for name, value in row.scalars().items()
-    ]
+def _single_value_rows(rows: list[Row]) -> list[Row]:
+    """Return a row for each value of `rows`, in order."""
+    single_names = {
+        name: NameSet((name,), row.name_set.smooth) for row in rows for name in row.name_set.names
+    }
+    result = []
+    for row in rows:
+        for name, value in row.scalars().items():
+            result.append(Row(single_names[name], value, row.iteration, row.phase))
+    return result
 
 
 def put_by_two(rows: list[Row]) -> dict[str, int]:
-    """Find names under which two sources put different numbers in one training iteration.
+    """Find names under which two sources have put different numbers in one training iteration.
 
-    The log would have the mean of both. Two puts are of different sources if the sets of names that they put
-    together differ. Names without a smoothing hint have no mean, and a train step may put its loss and return
-    it too, so these do not count.
+    The log would have the mean of both numbers. Two puts are of different sources if they have different sets
+    of names. Equal numbers are no mistake, because a train step may put its loss and also return it. Names
+    without a smoothing hint have no mean.
 
     Returns:
-        The first such iteration of each name.
+        the first such iteration of each name.
     """
-    count = Counter(name for shape in {row.shape for row in rows} if shape.smooth for name in shape.names)
-    shared = {name for name, shapes in count.items() if shapes > 1}
+    count = Counter(
+        name for name_set in {row.name_set for row in rows} if name_set.smooth for name in name_set.names
+    )
+    shared = {name for name, name_sets in count.items() if name_sets > 1}
     if not shared:
         return {}
-    found: dict[str, int] = {}
-    first: dict[tuple[str, int], tuple[Shape, float]] = {}
+    iterations: dict[str, int] = {}
+    first_put: dict[tuple[str, int], tuple[NameSet, float]] = {}  # by name and step
     for row in rows:
-        # the batches of a validation have one iteration, and each may put other names
-        if row.phase.mode != "train" or shared.isdisjoint(row.shape.names):
+        # in a validation two puts are no mistake: all its batches belong to one iteration
+        if row.phase.mode != "train" or shared.isdisjoint(row.name_set.names):
             continue
         for name, value in row.scalars().items():
             if name not in shared:
                 continue
-            shape, before = first.setdefault((name, row.step), (row.shape, value))
-            if shape.names != row.shape.names and value != before:
-                found.setdefault(name, row.iteration)
-    return found
+            first_names, first_value = first_put.setdefault((name, row.step), (row.name_set, value))
+            if first_names.names != row.name_set.names and value != first_value:
+                iterations.setdefault(name, row.iteration)
+    return iterations
 
 
 def losses_in(rows: Iterable[Row], since: int) -> Iterator[Loss]:
-    """Yield the training losses from iteration `since` on, in order, up to the first on a device."""
+    """Yield the training losses from iteration `since` on, up to the first that is not on the host."""
     for row in rows:
-        if row.iteration < since or "loss" not in row.shape.names or row.phase.mode != "train":
+        if row.iteration < since or "loss" not in row.name_set.names or row.phase.mode != "train":
             continue
         value = row.scalars()["loss"]
         if type(value) is not float:
@@ -208,90 +215,94 @@ def losses_in(rows: Iterable[Row], since: int) -> Iterator[Loss]:
 def number_of(tensor: torch.Tensor) -> float:
     """Return the only element of a tensor.
 
-    On the CPU, `tolist` keeps the interpreter's lock, while `item` releases it and must wait to get it back.
-    Subclasses of `Tensor` may refuse `tolist`.
+    `tolist` is used because it keeps the interpreter lock on the CPU; `item` releases the lock and waits to
+    acquire it again. Subclasses of `Tensor` may not support `tolist`.
     """
     number: Any = tensor.tolist() if type(tensor) is torch.Tensor else None
     return number if type(number) is float else float(tensor.item())
 
 
-def events_of(rows: list[Row], place: Place) -> list[Event]:
-    """Return the `scalars_logged` events for `rows` that were read: one for each position with values.
+def events_of(rows: list[Row], limits: RunLimits) -> list[Event]:
+    """Return the `scalars_logged` events of rows whose values are floats: one event for each position.
 
-    A name with a smoothing hint has one value per interval and mode: its mean, at the last iteration of the
-    name. Any other value is at the iteration for which it was put.
+    A name with a smoothing hint gets one value per mode: the mean of its values in `rows`, at their last
+    position. Any other value is logged at its own position.
+
+    Args:
+        rows: the rows of a logging interval.
+        limits: the limits of the run, which are fields of the events.
     """
-    scalars = _ScalarsByMoment()
-    if _each_name_once(rows):  # an interval of one iteration
+    scalars = _ScalarsByPosition()
+    if _each_name_once(rows):  # the usual case for an interval of one iteration
         for row in rows:
-            scalars.add(row.moment, row.scalars())
-        return scalars.events(place)
-    for block in blocks_of(rows):
-        if block.shape.smooth:
-            for own in _by_mode(block):
-                scalars.add(_last(own.rows).moment, own.means())
+            scalars.add(row.position, row.scalars())
+        return scalars.events(limits)
+    for table in tables_of(rows):
+        if table.name_set.smooth:
+            for mode_table in _by_mode(table):
+                scalars.add(_last(mode_table.rows).position, mode_table.means())
         else:
-            for row in block.rows:
-                scalars.add(row.moment, row.scalars())
-    return scalars.events(place)
+            for row in table.rows:
+                scalars.add(row.position, row.scalars())
+    return scalars.events(limits)
 
 
 def _each_name_once(rows: list[Row]) -> bool:
-    """Return whether every name has one value, so that there is no mean to compute."""
-    if len({row.shape for row in rows}) < len(rows):
+    """Return whether every name has only one value, so that no mean is computed."""
+    if len({row.name_set for row in rows}) < len(rows):
         return False
-    names = [name for row in rows for name in row.shape.names]
+    names = [name for row in rows for name in row.name_set.names]
     return len({*names}) == len(names)
 
 
-def _by_mode(block: Block) -> list[Block]:
-    """Split a block by the modes of its rows, such as "train" and "val"."""
-    rows = block.rows
+def _by_mode(table: RowTable) -> list[RowTable]:
+    """Split a table by the modes of its rows, such as "train" and "val"."""
+    rows = table.rows
     modes = dict.fromkeys([row.phase.mode for row in rows])
     if len(modes) == 1:
-        return [block]
-    return [Block(block.shape, [row for row in rows if row.phase.mode == mode]) for mode in modes]
+        return [table]
+    return [RowTable(table.name_set, [row for row in rows if row.phase.mode == mode]) for mode in modes]
 
 
 def _last(rows: list[Row]) -> Row:
-    """Return the row with the last position in the run; if several have it, the first of them."""
+    """Return the row with the last position in the run; of several with that position, the first."""
     return rows[0] if len(rows) == 1 else max(rows, key=by_step)
 
 
-class _ScalarsByMoment:
-    """Scalars grouped by mode and position in the run; each group becomes an event."""
+class _ScalarsByPosition:
+    """Group scalars by their positions in the run; each group becomes an event."""
 
     def __init__(self) -> None:
-        self._rows: dict[Moment, list[dict[str, float]]] = {}
+        self._groups: dict[Position, list[dict[str, float]]] = {}
 
-    def add(self, moment: Moment, scalars: dict[str, float]) -> None:
-        """Add values at a position; if a name already has a value there, they start another event."""
-        rows = self._rows.get(moment)
-        if rows is None:
-            self._rows[moment] = [scalars]
+    def add(self, position: Position, scalars: dict[str, float]) -> None:
+        """Add scalars to the first group of their position that has no such name, or to a new group."""
+        groups = self._groups.get(position)
+        if groups is None:
+            self._groups[position] = [scalars]
             return
-        for row in rows:
-            if row.keys().isdisjoint(scalars):
-                row.update(scalars)
+        for group in groups:
+            if group.keys().isdisjoint(scalars):
+                group.update(scalars)
                 return
-        rows.append(scalars)
+        groups.append(scalars)
 
-    def events(self, place: Place) -> list[Event]:
-        """Return the events in the order of their steps; those at one position in the order of `add`."""
-        return [
-            _logged(moment, scalars, place)
-            for moment in sorted(self._rows, key=by_step)
-            for scalars in self._rows[moment]
-        ]
+    def events(self, limits: RunLimits) -> list[Event]:
+        """Return an event for each group, sorted by position, and at one position in the order of `add`."""
+        events: list[Event] = []
+        for position in sorted(self._groups, key=by_step):
+            events += [_logged(position, scalars, limits) for scalars in self._groups[position]]
+        return events
 
 
-def _logged(moment: Moment, scalars: dict[str, float], place: Place) -> ScalarsLogged:
+def _logged(position: Position, scalars: dict[str, float], limits: RunLimits) -> ScalarsLogged:
+    """Return the event for scalars at a position."""
     return ScalarsLogged(
-        mode=moment.mode,
-        iter=moment.iteration,
-        step=moment.step,
-        epoch=moment.epoch,
+        mode=position.mode,
+        iter=position.iteration,
+        step=position.step,
+        epoch=position.epoch,
         scalars=scalars,
-        max_iters=place.max_iters,
-        max_epochs=place.max_epochs,
+        max_iters=limits.max_iters,
+        max_epochs=limits.max_epochs,
     )

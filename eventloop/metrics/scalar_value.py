@@ -1,6 +1,6 @@
 """Check a value that is logged as one number, and convert it to a float or a detached tensor.
 
-`EventStorage` calls these functions on the training thread; none of them reads a tensor.
+`EventStorage` calls these functions on the training thread, so none of them reads the value of a tensor.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _WHOLE = frozenset(
         torch.int64,
     }
 )
+"""The dtypes of integers and booleans that can be read as floats."""
 
 
 def is_number(value: Any) -> bool:
@@ -44,7 +45,11 @@ def is_single(value: Any) -> bool:
 
 
 def single_number(name: str, value: Any) -> Scalar:
-    """Convert a value to a float, or to a detached tensor of one element, without reading a tensor."""
+    """Return a number as a float, or a tensor of one element without its graph.
+
+    Raises:
+        TypeError: the value is neither; the message has `name`.
+    """
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise TypeError(f"scalar {name!r} must be one number, got a tensor of shape {tuple(value.shape)}")
@@ -53,7 +58,7 @@ def single_number(name: str, value: Any) -> Scalar:
     if not isinstance(value, int | float | Real):
         item = getattr(value, "item", None)
         number = item() if item is not None and getattr(value, "size", 1) == 1 else None
-        if not isinstance(number, Real):  # an element may be complex, a text or a date
+        if not isinstance(number, Real):  # the element of an array may be complex, a text or a date
             raise TypeError(f"scalar {name!r} must be a number or a tensor of one element, got {value!r}")
     try:
         return float(number)
@@ -64,7 +69,7 @@ def single_number(name: str, value: Any) -> Scalar:
 
 
 def single_numbers(values: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Return the single numbers among `values`, converted as by `single_number`.
+    """Return the single numbers in `values`, converted by `single_number`, and leave out all other values.
 
     Raises:
         TypeError: a tensor of one element is sharded over ranks.
@@ -77,54 +82,57 @@ def single_numbers(values: Mapping[str, Any]) -> dict[str, Scalar]:
             if value.numel() == 1:
                 numbers[name] = _unsharded(name, value)
         elif is_number(value):
-            with suppress(TypeError):  # an array of one text, or an int beyond the range of a float
+            with suppress(TypeError):  # an int beyond the range of a float
                 numbers[name] = single_number(name, value)
     return numbers
 
 
 def with_log_vars(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return values with those of mmcv's `log_vars`, a mapping among them, under their own names."""
-    inner = values.get("log_vars")
-    return {**inner, **values} if isinstance(inner, Mapping) else values
+    """Return `values`, and the items of the mapping `values["log_vars"]`, which mmcv's models return."""
+    log_vars = values.get("log_vars")
+    return {**log_vars, **values} if isinstance(log_vars, Mapping) else values
 
 
 def unlogged(values: Mapping[str, Any]) -> list[str]:
-    """Return the names of mappings of numbers among `values`, whose numbers become no metric."""
-    return [
-        str(name)
-        for name, value in values.items()
-        if isinstance(value, Mapping) and name != "log_vars" and value and all(map(is_single, value.values()))
-    ]
+    """Return the keys in `values` whose value is a mapping of numbers; such values are not logged."""
+    names = []
+    for name, value in values.items():
+        is_mapping = isinstance(value, Mapping) and name != "log_vars"
+        if is_mapping and value and all(map(is_single, value.values())):
+            names.append(str(name))
+    return names
 
 
 def not_a_mapping(name: str) -> TypeError:
-    """Return the error for `put_scalars("loss", 0.5)`, whose arguments are those of `put_scalar`."""
+    """Return the error for a call such as `put_scalars("loss", 0.5)`, which should be `put_scalar`."""
     return TypeError(
         f"put_scalars takes a mapping of numbers by name, got {name!r}: use put_scalar({name!r}, value)"
     )
 
 
 def _unsharded(name: str, value: torch.Tensor) -> torch.Tensor:
-    """Return the current value of a tensor of one element, as `own` does, unless it is sharded."""
+    """Return the current value of a tensor as `own` does; raise a TypeError if it is a DTensor."""
     if type(value) is not torch.Tensor:
-        refuse_sharded(f"scalar {name!r}", value)  # reading a Partial one is a collective
+        refuse_sharded(
+            f"scalar {name!r}", value
+        )  # to read a DTensor with a Partial placement is a collective
     return own(value)
 
 
 def is_readable(value: Scalar) -> bool:
-    """Return whether a value is a float, or a tensor that can be read as one."""
+    """Return whether a value is a float, or a tensor that can be read as a float."""
     return not isinstance(value, torch.Tensor) or not unreadable_kind(value)
 
 
 def refuse_unreadable(names: Iterable[str], values: Iterable[Scalar]) -> None:
-    """Refuse tensors whose dtype, layout or device cannot give a float, without reading them."""
+    """Raise a TypeError if a value is a tensor whose dtype, layout or device cannot be read as a float."""
     for name, value in zip(names, values, strict=True):
         if isinstance(value, torch.Tensor) and (kind := unreadable_kind(value)):
             raise TypeError(f"scalar {name!r} must be a real number, got {kind}")
 
 
 def unreadable_kind(tensor: torch.Tensor) -> str:
-    """Return the reason why a tensor cannot be read as floats, and an alternative; "" if it can be read."""
+    """Return why a tensor cannot be read as floats, and what to put instead; "" if it can be read."""
     if tensor.is_meta:
         return "a tensor of the meta device, which holds no values"
     if tensor.is_quantized:
@@ -133,16 +141,16 @@ def unreadable_kind(tensor: torch.Tensor) -> str:
         return f"{tensor.dtype}: put its real part, or its abs()"
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout}: put its to_dense()"
-    if not (tensor.dtype.is_floating_point or tensor.dtype in _WHOLE):  # of bits, or of half a byte
+    if not (tensor.dtype.is_floating_point or tensor.dtype in _WHOLE):  # elements of less than a byte
         return f"{tensor.dtype}, whose elements cannot be read"
     return ""
 
 
 def own(value: torch.Tensor) -> torch.Tensor:
-    """Return the current value of a tensor without its graph, on its device; a copy if it could change."""
-    # A result of the graph is not changed by other code. A leaf may be a buffer that its owner changes,
-    # and a view would keep the memory of its base.
+    """Return the current value of a tensor, on its device and without its graph; a copy if it may change."""
+    # A leaf may be a buffer that the model changes later, and a view would keep the memory of its base.
+    # The result of an operation with a graph is not changed by other code.
     if value.is_leaf or value._is_view():
         return value.detach().clone() if value.requires_grad else value.clone()
-    # `data` takes two thirds of the time of `detach`; it lacks the version counter, which is not needed here
+    # `data` takes two thirds of the time of `detach`; it does not share the version counter of autograd
     return value.data if type(value) is torch.Tensor else value.detach()

@@ -1,7 +1,7 @@
 """Compute configured statistics of logged values in the background, like MMEngine's `custom_cfg`.
 
-`LoggerHook` wraps each packet by `LogStatistics`; without statistics a logged value is the mean of its
-interval.
+`LoggerHook` wraps each packet by `LogStatistics.wrap` if it has a `custom_cfg`. Without one, the mean of an
+interval is logged.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ from eventloop.util.checks import check_keys
 logger = logging.getLogger("eventloop")
 
 POLL_SECONDS = 0.001
-"""The interval in seconds at which `state_dict` checks whether the ranks have answered."""
+"""Seconds between two checks of `state_dict` whether the values of a packet are reduced over the ranks."""
 _KEYS = ["data_src", "method_name", "window_size", "log_name"]
+"""The keys that an entry of a `custom_cfg` may have."""
 
 
 class Statistic:
-    """One entry of a `custom_cfg`: a statistic of one scalar.
+    """Compute the statistic of one scalar that an entry of a `custom_cfg` describes.
+
+    Args:
+        config: the entry, a mapping with `data_src` and perhaps `method_name`, `window_size` and `log_name`.
 
     Raises:
         TypeError, ValueError: `config` is not a mapping, lacks `data_src`, or has an unknown key, method or
@@ -61,11 +65,14 @@ class Statistic:
         return window_of(self._method, self.size)
 
     def add(self, rows: Iterable[Row]) -> bool:
-        """Add the values of the source in `rows` to the window; return False if `rows` has no such values."""
+        """Add the values of the scalar in `rows` to the window; return whether there are any."""
         return _add_values(self.source, self.window, rows)
 
     def number(self, result: Result) -> float | None:
-        """Compute the statistic; return None if the user's function fails, which is logged once."""
+        """Return the number that `result()` computes, or None if the user's function raises an error.
+
+        The first error is logged.
+        """
         try:
             return float(result())
         except Exception:
@@ -75,14 +82,14 @@ class Statistic:
             return None
 
     def state_dict(self, pending: Iterable[Row]) -> dict[str, Any]:
-        """Return the state of the window, with the values of the `pending` rows added."""
+        """Return the state that the window would have with the values of the `pending` rows, too."""
         window = self.new_window()
         window.load_state_dict(self.window.state_dict())
         _add_values(self.source, window, pending)
         return {"source": self.source, "window": window.kind, **window.state_dict()}
 
     def load(self, state: Mapping[str, Any] | None) -> bool:
-        """Load the values of `state`; return False if the state has another source or kind of window."""
+        """Load a state; return False if it is missing, or of another scalar or kind of window."""
         if state is None or (state.get("source"), state.get("window")) != (self.source, self.window.kind):
             return False
         self.window.load_state_dict(state)
@@ -90,11 +97,11 @@ class Statistic:
 
 
 class LogStatistics:
-    """The statistics of a `custom_cfg`, computed in the background in the order of the packets.
+    """Compute the statistics of a `custom_cfg` in the background, in the order of the packets.
 
     Raises:
-        TypeError, ValueError: an entry is wrong (see `Statistic`), two statistics have one name, or a
-            statistic has the name of another scalar.
+        TypeError, ValueError: `Statistic` refuses an entry, two statistics have the same name, or a statistic
+            has the name of another statistic's scalar.
     """
 
     def __init__(self, custom_cfg: Iterable[object]) -> None:
@@ -105,30 +112,36 @@ class LogStatistics:
                 f"custom_cfg has two statistics that are logged as {twice!r}: give one a log_name"
             )
         sources = {entry.source for entry in self.entries}
-        if clash := next((e for e in self.entries if e.name in sources and e.name != e.source), None):
-            raise ValueError(
-                f"log_name={clash.name!r} of custom_cfg is the name of a logged scalar: choose another"
-            )
-        self._posted: deque[PacketWithStatistics] = deque()  # packets not yet added to the windows
-        self._turn = threading.Lock()
+        for entry in self.entries:
+            if entry.name in sources and entry.name != entry.source:
+                raise ValueError(
+                    f"log_name={entry.name!r} of custom_cfg is the name of a logged scalar: choose another"
+                )
+        self._posted: deque[PacketWithStatistics] = deque()  # packets whose values are not in the windows yet
+        self._adding = threading.Lock()
 
     def wrap(self, packet: Packet | Reduced) -> PacketWithStatistics:
-        """Wrap a packet so that its events have the statistics; wrap packets in the order of the run."""
+        """Return a packet wrapped so that its events have the statistics; called in the order of the run."""
         wrapped = PacketWithStatistics(packet, self)
         self._posted.append(wrapped)
         return wrapped
 
     def add_posted(self, last: PacketWithStatistics | None = None) -> None:
-        """Add the values of posted packets, up to `last` or all, to the windows; may wait for the device."""
-        with self._turn:  # `state_dict` runs on the training thread, `events` in the background
+        """Add the values of all posted packets, or those up to `last`, to the windows.
+
+        It waits for the device if necessary.
+        """
+        with self._adding:  # called by `state_dict` on the training thread, and in the background
             while self._posted and (last is None or not last.added):
                 self._posted.popleft().add_to(self.entries)
 
     def state_dict(self, pending: Sequence[Row]) -> dict[str, Any]:
-        """Return the state of each statistic, including values that are not logged yet.
+        """Return the state of each statistic by name, including values that are not logged yet.
 
-        If posted packets are reduced, it waits for them, and uses their means over the ranks. The `pending`
-        rows, which were not posted, count with the values of this rank.
+        It waits until the values of posted packets are reduced over the ranks.
+
+        Args:
+            pending: rows that were not posted, with the values of this rank.
         """
         for packet in [*self._posted]:
             packet.wait_for_ranks()
@@ -136,9 +149,9 @@ class LogStatistics:
         return {entry.name: entry.state_dict(pending) for entry in self.entries}
 
     def loaded(self, state: Mapping[str, Any]) -> LogStatistics:
-        """Return new statistics with the values of a state; packets posted before still use these statistics.
+        """Return new statistics with the values of a state; packets that are posted already use the old ones.
 
-        A statistic that the state lacks starts without values, with a warning.
+        A statistic that the state does not have starts without values, with a warning.
 
         Raises:
             CheckpointError: `state` is not the state of statistics.
@@ -155,63 +168,70 @@ class LogStatistics:
 
 
 def _add_values(source: str, window: Window, rows: Iterable[Row]) -> bool:
-    """Add the training values of `source` in `rows` to a window; return False if there are none."""
-    own = [row for row in rows if source in row.shape.names and row.phase.mode == "train"]
-    for row in own:
+    """Add the training values of the scalar `source` in `rows` to a window; return whether there are any."""
+    source_rows = [row for row in rows if source in row.name_set.names and row.phase.mode == "train"]
+    for row in source_rows:
         window.add(row.scalars()[source], row.phase.epoch)
-    return bool(own)
+    return bool(source_rows)
 
 
 class PacketWithStatistics:
-    """A packet whose events contain the statistics; a `Deferred`, handled in the background."""
+    """Wrap a packet so that its events contain statistics; a `Deferred`, handled in the background."""
 
     def __init__(self, packet: Packet | Reduced, statistics: LogStatistics) -> None:
         self._packet, self._statistics = packet, statistics
         self._results: list[tuple[Statistic, Result]] = []
         self.added = False
+        """Whether `add_to` was called."""
 
     def ready(self) -> bool:
-        """Return whether the packet is ready: its values are on the host, and do not wait for a rank."""
+        """Return whether the values are on the host, and reduced if there are several ranks."""
         return self._packet.ready()
 
     def wait_for_ranks(self) -> None:
-        """Wait until the values are reduced over the ranks, at most `WAIT_SECONDS`."""
+        """Wait at most `WAIT_SECONDS` until the values are reduced over the ranks."""
         if isinstance(self._packet, Reduced):
-            end = monotonic() + WAIT_SECONDS
-            while not self._packet.ready() and monotonic() < end:
+            deadline = monotonic() + WAIT_SECONDS
+            while not self._packet.ready() and monotonic() < deadline:
                 sleep(POLL_SECONDS)
 
     def add_to(self, entries: Iterable[Statistic]) -> None:
-        """Add the packet's values to the statistics, and keep a function for the result of each.
+        """Add the packet's values to statistics, and store a function that computes the result of each.
 
-        `events` calls these functions without the lock, because they may run the user's code.
+        `events` calls the functions later, because they may run the user's code, and a lock is held here.
         """
         self.added = True
         rows = self._packet.resolve()
         self._results = [(entry, entry.window.result()) for entry in entries if entry.add(rows)]
 
     def events(self) -> list[Event]:
-        """Return the packet's events, with each statistic in the last event that contains its source.
+        """Return the packet's events, with each statistic in the last event that contains its scalar.
 
-        A statistic with the name of its source replaces the source in all events.
+        A statistic with the name of its scalar replaces the scalar in all events.
         """
         events: list[Event] = self._packet.events()
         self._statistics.add_posted(self)
-        logged = [event for event in events if isinstance(event, ScalarsLogged) and event.mode == "train"]
-        scalars = {id(event): dict(event.scalars) for event in logged}
+        training_events = [e for e in events if isinstance(e, ScalarsLogged) and e.mode == "train"]
+        scalars = {id(event): dict(event.scalars) for event in training_events}
         for entry, result in self._results:
             if (number := entry.number(result)) is None:
                 continue
-            own = [event for event in logged if entry.source in event.scalars]
-            for event in own if entry.name == entry.source else ():
-                del scalars[id(event)][entry.name]
-            scalars[id(own[-1])][entry.name] = number
+            source_events = [event for event in training_events if entry.source in event.scalars]
+            if entry.name == entry.source:
+                for event in source_events:
+                    del scalars[id(event)][entry.name]
+            scalars[id(source_events[-1])][entry.name] = number
         changed = [replace(e, scalars=scalars[id(e)]) if id(e) in scalars else e for e in events]
         return [event for event in changed if not isinstance(event, ScalarsLogged) or event.scalars]
 
 
 def refuse_epochs(entries: Iterable[Statistic], *, by_epoch: bool) -> None:
-    """Refuse windows of an epoch in a run that is measured in iterations."""
+    """Raise a ValueError if a window is an epoch and the run is measured in iterations.
+
+    Args:
+        entries: the statistics.
+        by_epoch: whether the run is measured in epochs.
+    """
     if not by_epoch and any(entry.size == "epoch" for entry in entries):
         raise ValueError(
             'custom_cfg has window_size="epoch", and a run measured in iterations has no epochs: give an int '

@@ -1,4 +1,4 @@
-"""Define windows over the values of a scalar: the last values, or running sums over an epoch or the run.
+"""Define windows over the values of a scalar: the last n values, or all values of an epoch or the run.
 
 Each `Statistic` of a `custom_cfg` has one window.
 """
@@ -17,7 +17,9 @@ from eventloop.state.schema import Count, read_as
 from eventloop.util.suggest import suggest
 
 Method = Callable[[Sequence[float]], float]
+"""A function that computes a statistic of values."""
 Result = Callable[[], float]
+"""A function that returns a statistic of the values that a window had at a certain time."""
 
 METHODS: dict[str, Method] = {
     "mean": statistics.fmean,
@@ -26,21 +28,22 @@ METHODS: dict[str, Method] = {
     "median": statistics.median,
     "current": lambda values: values[-1],
 }
+"""The statistics by their names in a `custom_cfg`."""
 RUNNING = ("mean", "min", "max", "current")
-"""The methods that can be computed without keeping the values, for windows of an epoch or the run."""
+"""The methods for windows of an epoch or the run, which need no list of the values."""
 
 
 class Window(Protocol):
     """The values from which a statistic is computed."""
 
     kind: str
-    """The kind of window; a window can load the state of another window of the same kind."""
+    """The kind of window, such as "last"; a window can load the state of another window of the same kind."""
 
     def add(self, value: float, epoch: int) -> None:
-        """Add a value."""
+        """Add a value of an epoch."""
 
     def result(self) -> Result:
-        """Return a function that computes the statistic of the present values, later and on any thread."""
+        """Return a function that computes the statistic of the present values, on any thread."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values or sums, as plain numbers."""
@@ -54,7 +57,7 @@ class Window(Protocol):
 
 
 class Last:
-    """A window over the last `size` values."""
+    """Hold the last `size` values of a scalar, and compute any statistic of them."""
 
     kind = "last"
 
@@ -85,7 +88,12 @@ class Last:
 
 
 class Running:
-    """A window over all values, or those of the current epoch, that keeps only sums and extremes."""
+    """Compute a statistic of all values, or of the current epoch's values, without storing the values.
+
+    Args:
+        method: one of `RUNNING`.
+        by_epoch: whether only the values of the current epoch count.
+    """
 
     def __init__(self, method: str, *, by_epoch: bool) -> None:
         self.kind = "epoch" if by_epoch else "global"
@@ -101,7 +109,7 @@ class Running:
         self._least, self._most, self._current = min(self._least, value), max(self._most, value), value
 
     def result(self) -> Result:
-        """Return a function that returns the statistic of the present values, without any added later."""
+        """Return a function that returns the statistic of the present values."""
         results = {
             "mean": self._sum / self._count,
             "min": self._least,
@@ -133,6 +141,8 @@ class Running:
 
 
 class _Sums(msgspec.Struct):
+    """The state of a `Running` window."""
+
     count: Count
     sum: float
     least: float
@@ -142,14 +152,14 @@ class _Sums(msgspec.Struct):
 
 
 def window_of(method: object, size: object) -> Window:
-    """Create an empty window, which computes the statistic of an entry of a `custom_cfg`.
+    """Create an empty window for an entry of a `custom_cfg`.
 
     Args:
         method: the entry's `method_name`.
         size: the entry's `window_size`.
 
     Raises:
-        ValueError: one of them is invalid, or they do not go together.
+        ValueError: one of them is invalid, or the method needs the values and the window does not store them.
     """
     if not callable(method) and method not in METHODS:
         raise ValueError(

@@ -1,9 +1,9 @@
 """Define the storage into which hooks put numbers on the training thread, without waiting for the device.
 
-`EventStorage.put_scalar` keeps a float, or a reference to a tensor that may still be being computed. At the
-end of a logging interval, `collect` starts one copy of the interval's tensors to the host and returns a
-`Packet`; the background turns the packet into `scalars_logged` events when the copy is complete. The
-training thread reads no values from a device, unless code asks for them, for example with `latest`.
+`EventStorage.put_scalar` stores a float, or a tensor that the device may not have computed yet. At the end of
+a logging interval, `collect` starts one copy of the interval's tensors to the host and returns a `Packet`.
+When the copy is complete, the background turns the packet into `scalars_logged` events. The training thread
+reads no values from a device, unless code on it calls a method such as `latest`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from eventloop.costs.device_reads import DeviceReads
 from eventloop.metrics.history import HistoryBuffer
 from eventloop.metrics.latest import ByName, LatestValue
 from eventloop.metrics.media import Kind, MediaPacket, Medium, PendingMedia, histogram_of, image_of
+from eventloop.metrics.name_sets import NameSets
 from eventloop.metrics.packet import Packet, Readings, read_on_host
-from eventloop.metrics.rows import Loss, Phase, Place, Row, Scalar
+from eventloop.metrics.rows import Loss, Phase, Row, RunLimits, Scalar
 from eventloop.metrics.scalar_value import is_readable, not_a_mapping, single_number, single_numbers
-from eventloop.metrics.shapes import Shapes
 from eventloop.migration.names import knowing_renamed, knowing_storages
 from eventloop.util.checks import at_least
 
@@ -37,9 +37,9 @@ Value = float | int | torch.Tensor
 PENDING_LIMIT = 16_384
 """The largest number of rows that wait for `collect`; beyond it, the older half is dropped and not logged."""
 COLLECT_AT = PENDING_LIMIT // 2
-"""The number of waiting rows from which the storage requests a `collect`."""
+"""The number of waiting rows above which `EventStorage.crowded` requests a `collect`."""
 CHECK_EVERY = 512
-"""The number of new rows after which the storage reads those on the CPU and checks how many rows wait."""
+"""The number of new rows after which the storage calls `_check_pending`."""
 ENTERED: ContextVar[tuple[EventStorage, ...]] = ContextVar("eventloop_storages", default=())
 """The storages whose `with` block is active in this context, the innermost last."""
 
@@ -47,7 +47,7 @@ ENTERED: ContextVar[tuple[EventStorage, ...]] = ContextVar("eventloop_storages",
 @knowing_renamed
 @knowing_storages
 class EventStorage:
-    """The numbers, images and histograms of a run, as `trainer.metrics` or for a loop of your own.
+    """Store the numbers, images and histograms of a run, as `trainer.metrics` or for a loop of your own.
 
         storage.put_scalar("loss", loss.detach())
         storage.latest()["loss"].value    # waits for the device
@@ -78,23 +78,23 @@ class EventStorage:
         at_least("start_iter", start_iter, 0)
         self.iter = start_iter
         self.inside = self.outside = self.phase = Phase(0, "train", trains=True)
-        """The phases within an iteration and between two iterations, and the current phase of new values."""
+        """The phases of values within and between iterations, and the current one."""
         self.stepped = False
         """Whether an evaluation that begins within an iteration begins after the optimizer's step."""
         self._set_phase(0, "train")
         self.crowded = False
         """Whether to collect values before the end of their interval: many wait, or the run will stop."""
         self.post_pending: Callable[[], None] | None = None
-        """A function that collects values at once when too many wait; those that remain are dropped."""
+        """A function to call if too many values wait; it collects them, or else the older half is dropped."""
         self._dropped = False  # whether values were dropped, which is logged once
         self._rows: list[Row] = []
-        self._appended = 0  # number of rows already in the histories, because they were read early
+        self._appended = 0  # how many of `_rows` are in the histories already, because they were read early
         self._checked = 0  # the number of rows at the last `_check_pending`
         self._media = PendingMedia()
-        self._readings, self._shapes, self._prefix = Readings(), Shapes(), ""
+        self._readings, self._name_sets, self._prefix = Readings(), NameSets(), ""
         self.losses = self._readings.losses
         self.followers = self._readings.followers
-        """Functions that get each list of rows once it is read, on the thread that reads; they are quick."""
+        """Functions to call with each list of rows once it is read, on the thread that reads it."""
         self.device_reads = DeviceReads()
         """The waits for the device when code on the training thread reads values, in training iterations."""
         self.entered_in = 0  # the id of the thread that entered the `with` block
@@ -106,8 +106,8 @@ class EventStorage:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restore the former storage; do nothing in a context that never entered this one."""
-        entered = ENTERED.get()  # a generator may be closed in another context than its own
+        """Make `get_event_storage` return the outer storage again."""
+        entered = ENTERED.get()  # without this storage if a generator is closed in another context
         if self in entered:
             last = len(entered) - 1 - entered[::-1].index(self)
             ENTERED.set(entered[:last] + entered[last + 1 :])
@@ -136,7 +136,7 @@ class EventStorage:
 
     @property
     def in_iteration(self) -> bool:
-        """Return whether new values belong to iteration `iter`, at step `iter + 1`, or False if before it."""
+        """Return whether new values belong to iteration `iter` itself; False if they precede it."""
         return self.phase is self.inside
 
     @in_iteration.setter
@@ -176,7 +176,7 @@ class EventStorage:
 
         Args:
             scalars: numbers by name; needed for names that are not identifiers, or that this method takes.
-            smoothing_hint, cur_iter: the arguments of `put_scalar`, for all of the numbers.
+            smoothing_hint, cur_iter: as in `put_scalar`, for all of the numbers.
             named: numbers by name, as in detectron2: `put_scalars(time=seconds)`.
 
         Raises:
@@ -194,9 +194,7 @@ class EventStorage:
         self._put(tuple(scalars), numbers, smoothing_hint, cur_iter)
 
     def put_floats(self, names: tuple[str, ...], values: list[float]) -> None:
-        """Put one float per name, without a check of types; the names get a smoothing hint.
-
-        It is cheaper than `put_scalars` for a hook that puts in each iteration.
+        """Put one float per name with a smoothing hint; faster than `put_scalars`, without checks of types.
 
         Raises:
             ValueError: `values` and `names` differ in length, or a name was put with another hint before.
@@ -210,7 +208,7 @@ class EventStorage:
         self._put(names, [*values], True, None)
 
     def put_numbers(self, values: Mapping[str, Any]) -> None:
-        """Put the single numbers among `values`, and ignore others; for the outputs of a train step.
+        """Put the single numbers among `values`, such as the outputs of a train step, and ignore the rest.
 
         Raises:
             TypeError: a tensor of one element is sharded over ranks.
@@ -220,7 +218,7 @@ class EventStorage:
             numbers = {self._prefix + name: number for name, number in numbers.items()}
         try:
             self._put(tuple(numbers), [*numbers.values()], True, None)
-        except TypeError:  # a tensor of a new set of names cannot be read: put the others
+        except TypeError:  # a tensor cannot be read: put the other numbers
             numbers = {name: value for name, value in numbers.items() if is_readable(value)}
             self._put(tuple(numbers), [*numbers.values()], True, None)
 
@@ -257,31 +255,31 @@ class EventStorage:
         finally:
             self._prefix = outer
 
-    def collect(self, place: Place | None = None, *, since: int = 0) -> Packet:
-        """Collect all values put since the last call, and start their copy to the host without waiting.
+    def collect(self, place: RunLimits | None = None, *, since: int = 0) -> Packet:
+        """Start the copy of all values put since the last call to the host, and return them as a packet.
 
         Args:
-            place: the limits of the run, for the events.
-            since: values of iterations before this one enter the histories only, and become no event.
+            place: the limits of the run, which are fields of the events.
+            since: values of iterations before this one are added to the histories, but not logged.
         """
         rows, self._rows = self._rows, []
         appended, self._appended = self._appended, 0
         self.crowded = False
         self._checked = 0
-        return self._readings.pack(rows, appended, place or Place(), since)
+        return self._readings.pack(rows, appended, place or RunLimits(), since)
 
-    def collect_media(self, place: Place | None = None) -> MediaPacket:
-        """Collect the images and histograms put since the last call, without waiting for their copies.
+    def collect_media(self, place: RunLimits | None = None) -> MediaPacket:
+        """Return the images and histograms put since the last call, without waiting for their copies.
 
         Args:
-            place: the limits of the run, for the events.
+            place: the limits of the run, which are fields of the events.
         """
-        return self._media.pop_packet(place or Place(), self._readings.count_unreadable)
+        return self._media.pop_packet(place or RunLimits(), self._readings.count_unreadable)
 
     @property
     def pending(self) -> int:
         """Return the number of values put since the last `collect`."""
-        return sum(len(row.shape.names) for row in self._rows)
+        return sum(len(row.name_set.names) for row in self._rows)
 
     @property
     def pending_media(self) -> int:
@@ -294,45 +292,44 @@ class EventStorage:
         return self._readings.unreadable
 
     def check_losses(self) -> Loss | None:
-        """Return `losses.lost`, after a check of the values that the host has; waits for no device."""
+        """Check the losses on the host; return the first NaN or infinite one since the last finite one."""
         self._readings.check_unread(self._rows[self._appended :])
         return self.losses.lost
 
     # --- reading, which may wait for the device ------------------------------------------------------------
 
     def latest(self) -> dict[str, LatestValue]:
-        """Return the last value and step of each name; waits for the device. Unknown names are a KeyError."""
+        """Return the last value and step of each name; waits for the device. Unknown names raise KeyError."""
         self._read_all()
-        latest = {**self._readings.latest}  # an atomic copy: the background may enter values at the same time
+        latest = {**self._readings.latest}  # atomic, because the background may add values at the same time
         return ByName(
             {name: LatestValue(value, row.iteration, row.step) for name, (value, row) in latest.items()}
         )
 
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, LatestValue]:
-        """Return the last value of each name, or the median of the last ones of a name with a hint."""
+        """Return the last value of each name; waits for the device.
+
+        For a name with a smoothing hint it is the median of the last `window_size` iterations.
+        """
         latest = self.latest()
         for name, (_, iteration) in latest.items():
-            if self._shapes.hints.get(name):
+            if self._name_sets.hints.get(name):
                 median = self._readings.histories[name].median(window_size)
                 latest[name] = LatestValue(median, iteration, latest[name].step)
         return latest
 
     def history(self, name: str) -> HistoryBuffer:
-        """Return the history of one name, after waiting for values on the device.
-
-        Raises:
-            KeyError: no value was put under that name; the message suggests a known one.
-        """
+        """Return the history of one name; waits for the device. An unknown name raises KeyError."""
         return self.histories()[name]
 
     def histories(self) -> dict[str, HistoryBuffer]:
-        """Return all histories after waiting for the device; look-ups of unknown names suggest known ones."""
+        """Return the history of each name; waits for the device. Unknown names raise a KeyError."""
         self._read_all()
-        self._readings.followed = True
+        self._readings.histories_in_use = True
         return ByName(self._readings.histories)
 
     def read_pending(self) -> list[Row]:
-        """Return the rows put since the last `collect`, which remain, as numbers; waits for the device."""
+        """Read and return the rows put since the last `collect`, which stay; waits for the device."""
         self._read_all()
         return [*self._rows]
 
@@ -341,53 +338,54 @@ class EventStorage:
         self._readings.read()
 
     def _read_all(self) -> None:
-        # values that are read early are still logged at the end of their interval: they stay, as floats
-        fresh = self._rows[self._appended :]
-        counts = self.in_iteration and self.mode == "train" and threading.get_ident() == self.entered_in
-        with self.device_reads.clocked() if counts and self._readings.waits(fresh) else nullcontext():
-            self._readings.read_with(fresh)
-        self._rows[self._appended :] = fresh  # `read_with` has removed rows that it could not read
+        """Read all packets and rows; the rows stay and are logged at the end of their interval."""
+        new_rows = self._rows[self._appended :]
+        is_training = self.in_iteration and self.mode == "train" and threading.get_ident() == self.entered_in
+        is_clocked = is_training and self._readings.waits(new_rows)
+        with self.device_reads.clocked() if is_clocked else nullcontext():
+            self._readings.read_with(new_rows)
+        self._rows[self._appended :] = new_rows  # without the rows that `read_with` could not read
         self._appended = len(self._rows)
 
     def _put(self, names: tuple[str, ...], values: list[Scalar], smooth: bool, cur_iter: int | None) -> None:
+        """Append a row with one value for each name, at the current iteration or at `cur_iter`."""
         if not names:
             return
-        shape = self._shapes.of(names, smooth, values)
+        name_set = self._name_sets.of(names, smooth, values)
         numbers = values if len(values) > 1 else values[0]
         if cur_iter is None:
-            self._rows.append(Row(shape, numbers, self.iter, self.phase))
+            self._rows.append(Row(name_set, numbers, self.iter, self.phase))
         else:
-            self._rows.append(Row(shape, numbers, cur_iter, self.inside))
+            self._rows.append(Row(name_set, numbers, cur_iter, self.inside))
         if len(self._rows) - self._checked > CHECK_EVERY:
             self._check_pending()
 
     def _set_phase(self, epoch: int, mode: str) -> None:
-        inside = self.in_iteration
+        """Set the epoch and mode of new values, and keep whether they are within an iteration."""
+        in_iteration = self.in_iteration
         self.inside = Phase(epoch, mode, trains=mode == "train" or self.stepped)
         self.outside = Phase(epoch, mode, trains=False)
-        self.in_iteration = inside
+        self.in_iteration = in_iteration
 
     def _put_medium(self, kind: Kind, name: str, on_host: torch.Tensor, source: Any) -> None:
+        """Append an image or histogram whose copy from `source` to `on_host` has begun."""
         self._media.add(Medium(kind, self._prefix + name, self.phase.at(self.iter), on_host), source)
         if self._media.crowded and self.post_pending is not None:
             self.post_pending()
-        self._media.make_room()
+        self._media.drop_excess()
 
     def _check_pending(self) -> None:
-        """Read the waiting tensors that are on the CPU, and limit the number of waiting rows.
-
-        Small long-lived tensors would fragment the memory between large ones, so that the process would grow.
-        """
-        read_on_host(self._rows[self._checked :])
+        """Read the waiting tensors that are on the CPU, and limit the number of waiting rows."""
+        read_on_host(self._rows[self._checked :])  # to free them: small tensors fragment the memory
         self.crowded = self.crowded or len(self._rows) > COLLECT_AT
         if len(self._rows) > PENDING_LIMIT and self.post_pending is not None:
             self.post_pending()
-        if len(self._rows) > PENDING_LIMIT:  # they were not collected
+        if len(self._rows) > PENDING_LIMIT:  # `post_pending` is None or has not collected them
             self._drop_oldest()
         self._checked = len(self._rows)
 
     def _drop_oldest(self) -> None:
-        """Add all waiting values to the histories, and remove the older half of them."""
+        """Add all waiting rows to the histories, and drop the older half, which is not logged."""
         if not self._dropped:
             self._dropped = True
             logger.warning(

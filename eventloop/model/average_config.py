@@ -1,7 +1,4 @@
-"""Find the class for the config of an average, and check its arguments before a model exists.
-
-EMAHook uses this module.
-"""
+"""Resolve the class of an average from EMAHook's arguments, and check them before a model exists."""
 
 from __future__ import annotations
 
@@ -24,12 +21,20 @@ from eventloop.util.suggest import suggest
 _OWN: dict[str, type[BaseAveragedModel]] = {
     cls.__name__: cls for cls in (ExponentialMovingAverage, StochasticWeightAverage, MomentumAnnealingEMA)
 }
+"""eventloop's own averages by their names."""
 
 
 def average_config(ema_type: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return `ema_type` and its arguments as a config whose `type` is the class of the average.
+    """Return EMAHook's arguments as a config `dict(type=CLASS, ...)` of an average.
 
     The arguments of eventloop's own averages are checked by building an average of an empty model.
+
+    Args:
+        ema_type: the name of a class, a class or a config.
+        arguments: the arguments of the class.
+
+    Raises:
+        TypeError, ValueError: there is no such class, or it refuses an argument.
     """
     config = {**ema_type, **arguments} if isinstance(ema_type, Mapping) else {"type": ema_type, **arguments}
     cls = config.get("type")
@@ -53,6 +58,7 @@ def average_config(ema_type: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _registered(name: str) -> type:
+    """Return the registered class of this name; raise ValueError if there is none."""
     try:
         return find_class(name)
     except ValueError:
@@ -62,30 +68,28 @@ def _registered(name: str) -> type:
 
 
 def is_own(config: Mapping[str, Any]) -> bool:
-    """Return whether a config names one of eventloop's own averages, which can be built for any model."""
+    """Return whether the class of a config is one of eventloop's own averages, not a user's."""
     return config["type"] in _OWN.values()
 
 
 def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the class name and all arguments of an average, defaults included, for a resume to compare.
+    """Return the class name and all arguments of an average, including defaults.
 
-    `device` is left out, because it does not change the values of an average.
+    A resume compares them with those of the checkpoint. `device` is left out, because it does not change the
+    values of an average.
     """
     cls = config["type"]
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(cls).parameters.items()
-        if parameter.default is not parameter.empty
-    }
-    given = {name: value for name, value in config.items() if name != "type"}
-    found = {"ema_type": cls.__name__, **defaults, **given}
-    return {name: value for name, value in found.items() if name != "device"}
+    parameters = inspect.signature(cls).parameters.values()
+    arguments = {p.name: p.default for p in parameters if p.default is not p.empty} | {**config}
+    for name in ("type", "device"):
+        arguments.pop(name, None)
+    return {"ema_type": cls.__name__, **arguments}
 
 
 def build_average(config: Mapping[str, Any], model: nn.Module) -> BaseAveragedModel:
-    """Build an average of `model` from the config that `average_config` returned."""
+    """Build an average of `model` from a config that `average_config` has returned."""
     with warnings.catch_warnings():
-        if is_own(config):  # `average_config` built one before and gave the warnings
+        if is_own(config):  # `average_config` has built one already, with the same warnings
             warnings.simplefilter("ignore")
         average: BaseAveragedModel = build(config, model=model)
     return average

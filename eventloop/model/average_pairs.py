@@ -17,81 +17,89 @@ from torch import Tensor, nn
 
 from eventloop.state.sharded import is_dtensor, local_parts, reshard
 
+TensorLists = tuple[list[Tensor], list[Tensor]]
+"""The tensors of an average, and those of the model in the same order."""
+
 
 class Tracked(NamedTuple):
-    """A parameter or buffer of a model, and whether it is averaged or only copied."""
+    """A parameter or buffer of a model, and whether it is averaged; if not, it is copied."""
 
     tensor: Tensor
     averaged: bool
 
 
 class Pairs:
-    """Hold the tensors of a model and of its copy in matching order, for torch's foreach functions.
+    """Hold the tensors of an average and of its model in equal order, for torch's foreach functions.
 
-    Walking through a model of 240 parameters takes longer than averaging them, so it is done once. `current`
-    takes a third of that time. It notices each parameter, module or buffer that was added, removed or
-    replaced, and a move of the model to another device or type. Of a DTensor the lists have this rank's part.
+    To collect the tensors of a model with 240 parameters takes longer than to average them, so they are
+    collected once. `current` takes a third of that time: it detects parameters, modules and buffers that were
+    added, removed or replaced, and a move of the model to another device or dtype. For a DTensor the lists
+    have this rank's part.
 
     Args:
-        average, source: the results of `tracked` for the copy and for the model, with equal names and shapes.
+        average, source: the results of `tracked` for the average and for the model, with equal names and
+            shapes.
         model: the module from which `source` was taken.
     """
 
     def __init__(self, average: dict[str, Tracked], source: dict[str, Tracked], model: nn.Module) -> None:
-        copies, wholes = [average[name].tensor for name in source], [each.tensor for each in source.values()]
-        self.averages, self.sources = local_parts(copies), local_parts(wholes)
-        parts = zip([*copies, *wholes], [*self.averages, *self.sources], strict=True)
-        self._shards = [(whole, part) for whole, part in parts if is_dtensor(whole)]
-        self._alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-        self._unlike: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self.copied: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for (_, averaged), own, tensor in zip(source.values(), self.averages, self.sources, strict=True):
-            ours, theirs = self._list_of(own, tensor, averaged=averaged)
-            ours.append(own)
-            theirs.append(tensor)
+        average_tensors = [average[name].tensor for name in source]
+        source_tensors = [item.tensor for item in source.values()]
+        self.averages, self.sources = local_parts(average_tensors), local_parts(source_tensors)
+        parts = zip([*average_tensors, *source_tensors], [*self.averages, *self.sources], strict=True)
+        self._dtensors = [(whole, part) for whole, part in parts if is_dtensor(whole)]
+        self._same_form: dict[tuple[torch.device, torch.dtype], TensorLists] = {}
+        self._other_form: TensorLists = ([], [])
+        self.copied: TensorLists = ([], [])
+        """The tensors that are copied, not averaged."""
+        for item, own, tensor in zip(source.values(), self.averages, self.sources, strict=True):
+            average_list, source_list = self._lists_for(own, tensor, averaged=item.averaged)
+            average_list.append(own)
+            source_list.append(tensor)
         self.model = model
-        self._full, self._empty = _registries(model, buffers=_has_buffers(model, wholes))
+        self._full, self._empty = _registries(model, buffers=_has_buffers(model, source_tensors))
         self._registered = [*chain.from_iterable(map(dict.values, self._full))]
         self._form = _form(self.sources) + _form(self.averages)
 
     def current(self, model: nn.Module) -> bool:
-        """Return whether the lists still match the tensors of `model`, which may have been replaced."""
+        """Return whether the lists still have the tensors of `model`, none of which was replaced or moved."""
         return (
             model is self.model
             and not any(self._empty)
             and sum(map(len, self._full)) == len(self._registered)
             and all(map(is_, chain.from_iterable(map(dict.values, self._full)), self._registered))
             and _form(self.sources) + _form(self.averages) == self._form
-            and (not self._shards or self._has_parts())
+            and (not self._dtensors or self._has_same_parts())
         )
 
-    def averaged(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-        """Yield the tensors to average, in pairs of lists: those of the average, and the model's.
+    def averaged(self) -> Iterator[TensorLists]:
+        """Yield the lists of tensors to average: the average's tensors, and the model's in equal order.
 
-        Both lists of a pair have one device and one dtype. The model's tensors are converted if the average
-        is on another device or has another dtype.
+        All tensors of two lists have one device and one dtype. A tensor of the model is converted if its
+        average has another device or dtype.
         """
-        yield from self._alike.values()
-        if self._unlike[0]:
-            by_form: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-            for own, tensor in zip(*self._unlike, strict=True):
-                ours, theirs = by_form.setdefault((own.device, own.dtype), ([], []))
-                ours.append(own)
-                theirs.append(tensor.to(own.device, own.dtype))
-            yield from by_form.values()
+        yield from self._same_form.values()
+        if self._other_form[0]:
+            converted: dict[tuple[torch.device, torch.dtype], TensorLists] = {}
+            for own, tensor in zip(*self._other_form, strict=True):
+                average_list, source_list = converted.setdefault((own.device, own.dtype), ([], []))
+                average_list.append(own)
+                source_list.append(tensor.to(own.device, own.dtype))
+            yield from converted.values()
 
-    def _list_of(self, own: Tensor, tensor: Tensor, *, averaged: bool) -> tuple[list[Tensor], list[Tensor]]:
+    def _lists_for(self, own: Tensor, tensor: Tensor, *, averaged: bool) -> TensorLists:
+        """Return the lists to which a tensor of the average and its source in the model belong."""
         if not averaged:
             return self.copied
         if (own.device, own.dtype) != (tensor.device, tensor.dtype):
-            return self._unlike
-        return self._alike.setdefault((own.device, own.dtype), ([], []))
+            return self._other_form
+        return self._same_form.setdefault((own.device, own.dtype), ([], []))
 
-    def _has_parts(self) -> bool:
-        """Return whether the DTensors still have the memory that the lists have."""
-        parts = local_parts(whole for whole, _ in self._shards)
+    def _has_same_parts(self) -> bool:
+        """Return whether the DTensors still use the memory of the parts in the lists."""
+        parts = local_parts(whole for whole, _ in self._dtensors)
         return all(
-            new.data_ptr() == old.data_ptr() for new, (_, old) in zip(parts, self._shards, strict=True)
+            new.data_ptr() == old.data_ptr() for new, (_, old) in zip(parts, self._dtensors, strict=True)
         )
 
 
@@ -109,7 +117,7 @@ class Swap:
 
     @property
     def active(self) -> bool:
-        """True while the model has the values of the average."""
+        """Return whether the model has the values of the average now."""
         return self._replaced is not None
 
     def put(self, pairs: Pairs) -> None:
@@ -122,13 +130,15 @@ class Swap:
         """Restore the model's own values, unless it has them already."""
         if self._replaced is not None:
             pairs, values = self._replaced
-            reshard(pairs.model)  # forward passes would use weights that FSDP2 has gathered from the average
+            reshard(
+                pairs.model
+            )  # FSDP2 would otherwise use gathered weights of the average in a forward pass
             _copy(pairs.sources, values)
             self._replaced = None
 
     @contextmanager
     def undone(self, pairs: Pairs) -> Iterator[None]:
-        """Restore the model's own values inside the block, and put the average back after it."""
+        """Restore the model's own values inside the `with` block, and copy the average again after it."""
         was_active = self.active
         self.back()
         try:
@@ -139,25 +149,32 @@ class Swap:
 
 
 def _copy(tensors: list[Tensor], values: list[Tensor]) -> None:
+    """Copy values into tensors, unnoticed by autograd."""
     if tensors:
-        # .data: autograd does not count the change, so a graph that awaits its backward stays usable
-        # no grad mode is set, because an interrupt may keep it from being restored
+        # `data` does not count as a change for autograd, so a graph without its backward pass stays usable;
+        # `torch.no_grad` would not be left if an interrupt came at the wrong time
         torch._foreach_copy_([tensor.data for tensor in tensors], [value.detach() for value in values])
 
 
 def tracked(model: nn.Module, *, copy_buffers: bool, update_buffers: bool) -> dict[str, Tracked]:
-    """Return by name the parameters of a model, and its buffers if they are to be copied or averaged.
+    """Return the parameters of a model by name, and its buffers if one of the options is True.
 
-    Integers and booleans, such as `num_batches_tracked`, are only copied, because their mean would be
-    rounded down.
+    Integers and booleans, such as `num_batches_tracked`, are copied, because their mean would be rounded
+    down.
+
+    Args:
+        model: the model.
+        copy_buffers: whether buffers are copied.
+        update_buffers: whether buffers are averaged.
     """
-    found = {name: Tracked(p, _has_mean(p)) for name, p in model.named_parameters()}
+    items = {name: Tracked(p, _has_mean(p)) for name, p in model.named_parameters()}
     if copy_buffers or update_buffers:
-        found |= {name: Tracked(b, update_buffers and _has_mean(b)) for name, b in model.named_buffers()}
-    return found
+        items |= {name: Tracked(b, update_buffers and _has_mean(b)) for name, b in model.named_buffers()}
+    return items
 
 
 def _has_buffers(model: nn.Module, tensors: list[Tensor]) -> bool:
+    """Return whether any of the tensors is not a parameter of the model."""
     parameters = {id(parameter) for parameter in model.parameters()}
     return any(id(tensor) not in parameters for tensor in tensors)
 
@@ -169,19 +186,19 @@ def _has_mean(tensor: Tensor) -> bool:
 def _registries(
     model: nn.Module, *, buffers: bool
 ) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """Return the dicts in which a model's modules hold parameters, submodules and, with `buffers`, buffers.
+    """Return the dicts with the parameters, the submodules and, with `buffers`, the buffers of all modules.
 
-    The first list has the non-empty dicts, the second one the empty dicts.
+    The first list has the non-empty dicts, the second list the empty dicts.
     """
-    found: list[dict[str, object]] = []
+    registries: list[dict[str, object]] = []
     for module in model.modules():
-        found += [module._parameters, module._modules]  # type: ignore[list-item]
+        registries += [module._parameters, module._modules]  # type: ignore[list-item]
         if buffers:
-            found.append(module._buffers)  # type: ignore[arg-type]
-    return [d for d in found if d], [d for d in found if not d]
+            registries.append(module._buffers)  # type: ignore[arg-type]
+    return [d for d in registries if d], [d for d in registries if not d]
 
 
 def _form(tensors: list[Tensor]) -> tuple[object, ...]:
-    """Return device and dtype of the first and the last tensor, which `model.to` changes together."""
+    """Return device and dtype of the first and the last tensor; `model.to` would change these, too."""
     ends = (tensors[0], tensors[-1]) if tensors else ()
     return tuple((tensor.device, tensor.dtype) for tensor in ends)

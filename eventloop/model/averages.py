@@ -1,7 +1,4 @@
-"""Average the weights of a model during its training.
-
-EMAHook uses these classes, and a user's own training loop can use them directly.
-"""
+"""Average the weights of a model during its training, for EMAHook or in a training loop of your own."""
 
 from __future__ import annotations
 
@@ -31,10 +28,11 @@ from eventloop.util.checks import check_bools, number, positive
 logger = logging.getLogger("eventloop")
 
 _HALF = (torch.float16, torch.bfloat16)
+"""The dtypes that are averaged in float32."""
 
 
 class BaseAveragedModel(nn.Module):
-    """A copy of a model whose weights are an average of the model's; calling it runs the copy.
+    """Average the weights of a model in a copy of it; calling the average runs the copy.
 
         class Slow(BaseAveragedModel):
             def avg_func(self, averaged_param, source_param, steps):
@@ -43,28 +41,28 @@ class BaseAveragedModel(nn.Module):
         teacher = Slow(student)
         teacher.update_parameters(student)       # after each step of the optimizer
 
-    A subclass defines `avg_func` for one tensor, or `multi_avg_func` for a list of tensors at once, which is
-    faster. Of a DTensor they get this rank's part. The first update copies the weights. Integers and
-    booleans are copied at each update. Half-precision weights are averaged in float32, because a small
-    momentum would be rounded away; to run such an average in the model's dtype, use
-    `deepcopy(average).to(dtype)`. A parameter that the model gains later begins as a copy. Frozen parameters
-    are averaged too, because they may be trained later.
+    A subclass defines `avg_func` for one tensor, or `multi_avg_func` for a list of tensors, which is faster.
+    Both receive this rank's part of a DTensor. The first update copies the weights. Integers and booleans are
+    copied at each update. Half-precision weights are averaged in float32, because a small momentum would be
+    rounded to nothing. To run such an average in the model's dtype, use `deepcopy(average).to(dtype)`. The
+    average of a parameter that is added to the model later begins as a copy. Frozen parameters are averaged
+    too, because they may be trained later.
 
     Args:
-        model: the model to average; it is copied, without gradients. If it has DTensors, so has the copy, in
-            equal parts, but the copy cannot be called.
-        interval: calls of `update_parameters` per averaging; buffers that are not averaged are copied at
-            each call.
-        device: device of the average; by default each tensor is on the device of the model's tensor. Another
-            device costs a copy at each update, for which the training thread waits.
-        update_buffers: average the floating point buffers too, such as batch norm's running statistics. By
-            default buffers are copied at each update.
+        model: the model to average, which is copied without gradients. The copy of a model with DTensors has
+            DTensors with equal parts, and cannot be called.
+        interval: the number of calls of `update_parameters` for one averaging. Buffers that are not averaged
+            are copied at each call.
+        device: the device of the average; by default each tensor is on the device of the model's tensor. With
+            another device, the training thread waits for a copy at each update.
+        update_buffers: whether floating-point buffers, such as batch norm's running statistics, are averaged.
+            By default buffers are copied at each update.
 
     `state_dict` has the state of the copy under `module.`, and the number of updates as `steps`.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong type or out of range, FSDP1 shards the model, it
-            has a ShardedTensor, or a lazy module has no shape yet.
+        TypeError, ValueError: an argument is of the wrong type or out of range, the model is sharded by FSDP1
+            or has a ShardedTensor, or a lazy module has no shape yet.
     """
 
     def __init__(
@@ -93,7 +91,12 @@ class BaseAveragedModel(nn.Module):
         return self.module(*args, **kwargs)
 
     def avg_func(self, averaged_param: Tensor, source_param: Tensor, steps: int) -> Tensor:
-        """Return the new average of one tensor after `steps` earlier updates, at least one.
+        """Return the new average of one tensor.
+
+        Args:
+            averaged_param: the average so far.
+            source_param: the model's tensor.
+            steps: the number of earlier updates, at least one.
 
         Raises:
             NotImplementedError: the subclass defines neither this nor `multi_avg_func`.
@@ -101,7 +104,7 @@ class BaseAveragedModel(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define avg_func or multi_avg_func")
 
     def multi_avg_func(self, averaged_params: list[Tensor], source_params: list[Tensor], steps: int) -> None:
-        """Average lists of tensors in place; all tensors of one call have the same device and type."""
+        """Update the averages of several tensors in place; all of them have the same device and dtype."""
         for averaged, source in zip(averaged_params, source_params, strict=True):
             averaged.copy_(self.avg_func(averaged, source, steps))
 
@@ -110,14 +113,14 @@ class BaseAveragedModel(nn.Module):
         """Add the model's present weights to the average, without waiting for a device.
 
         Raises:
-            RuntimeError: `model` is another model, or its tensors have changed and it cannot be copied.
-            TypeError: FSDP1 shards `model`, or it has a ShardedTensor.
+            RuntimeError: the tensors of `model` are not those of the averaged model, and it cannot be copied.
+            TypeError: `model` is sharded by FSDP1, or has a ShardedTensor.
         """
         steps = self.steps
-        due = steps % self.interval == 0
-        if due or self.copy_buffers:
+        is_due = steps % self.interval == 0
+        if is_due or self.copy_buffers:
             pairs = self.pairs_with(model)
-            for averages, sources in pairs.averaged() if due else ():
+            for averages, sources in pairs.averaged() if is_due else ():
                 if steps == 0:
                     torch._foreach_copy_(averages, sources)
                 else:
@@ -129,23 +132,24 @@ class BaseAveragedModel(nn.Module):
     @torch.no_grad()
     def sync_buffers(self, model: nn.Module) -> None:
         """Copy the model's buffers into the average, unless buffers are averaged."""
-        if not self.update_buffers:
-            source = dict(model.named_buffers())
-            self.pairs_with(model)
-            if source.keys() != dict(self.module.named_buffers()).keys():
-                self._adopt(model)
-            own = dict(self.module.named_buffers())
-            for name, buffer in source.items():
-                if own[name].shape == buffer.shape:
-                    own[name].copy_(buffer)
-                else:
-                    own[name].data = buffer.detach().clone()
+        if self.update_buffers:
+            return
+        buffers = dict(model.named_buffers())
+        self.pairs_with(model)  # copies the model if it has changed
+        if buffers.keys() != dict(self.module.named_buffers()).keys():
+            self._copy_changed(model)
+        own_buffers = dict(self.module.named_buffers())
+        for name, buffer in buffers.items():
+            if own_buffers[name].shape == buffer.shape:
+                own_buffers[name].copy_(buffer)
+            else:
+                own_buffers[name].data = buffer.detach().clone()
 
     def pairs_with(self, model: nn.Module) -> Pairs:
-        """Return the tensors of the average and of `model` in pairs, paired again if `model` has changed."""
+        """Return the paired tensors of the average and of `model`, from a cache if `model` is unchanged."""
         pairs = self._pairs
         if pairs is None or not pairs.current(model):
-            pairs = self._pairs = self._match(model)
+            pairs = self._pairs = self._pair(model)
         return pairs
 
     def restart(self) -> None:
@@ -155,12 +159,13 @@ class BaseAveragedModel(nn.Module):
     # --- the copy ------------------------------------------------------------------------------------------
 
     def _copy_of(self, model: nn.Module) -> nn.Module:
+        """Return a copy of a model on `device`, with averaged half-precision tensors in float32."""
         refuse_old_shards(type(self).__name__, model)
         lazy = [name for name, p in chain(model.named_parameters(), model.named_buffers()) if is_lazy(p)]
         if lazy:
             raise ValueError(f"{lazy[0]} has no shape yet: run a batch through lazy modules before averaging")
         if gathers_weights(model):
-            return copy_shards(model, self._copied)
+            return copy_shards(model, self._copy_of_tensor)
         copy = deepcopy(model)
         for parameter in copy.parameters():
             parameter.grad = None
@@ -172,20 +177,22 @@ class BaseAveragedModel(nn.Module):
                 tensor.data = tensor.data.float()
         return copy
 
-    def _copied(self, tensor: Tensor, averaged: bool) -> Tensor:
-        widened = tensor.dtype in _HALF and (averaged or self.update_buffers)
-        dtype = torch.float32 if widened else tensor.dtype
+    def _copy_of_tensor(self, tensor: Tensor, averaged: bool) -> Tensor:
+        """Return a copy of a tensor as `_copy_of` makes it; `averaged` is whether it is a parameter."""
+        is_widened = tensor.dtype in _HALF and (averaged or self.update_buffers)
+        dtype = torch.float32 if is_widened else tensor.dtype
         return tensor.detach().to(self.device or tensor.device, dtype, copy=True)
 
-    def _match(self, model: nn.Module) -> Pairs:
+    def _pair(self, model: nn.Module) -> Pairs:
+        """Pair the average's tensors with a model's; if names or shapes differ, copy the model first."""
         refuse_old_shards(type(self).__name__, model)
         options = {"copy_buffers": self.copy_buffers, "update_buffers": self.update_buffers}
         reshard(model)
         source = tracked(model, **options)
-        layouts = {name: layout(found.tensor) for name, found in source.items()}
+        layouts = {name: layout(item.tensor) for name, item in source.items()}
         own = tracked(self.module, **options)
-        if layouts != {name: layout(found.tensor) for name, found in own.items()}:
-            self._adopt(model)
+        if layouts != {name: layout(item.tensor) for name, item in own.items()}:
+            self._copy_changed(model)
             own = tracked(self.module, **options)
         if self.device is None:
             for name, (tensor, _) in source.items():
@@ -193,33 +200,33 @@ class BaseAveragedModel(nn.Module):
                     own[name].tensor.data = own[name].tensor.data.to(tensor.device)
         return Pairs(own, source, model)
 
-    def _adopt(self, model: nn.Module) -> None:
-        """Copy the changed model, and keep the averages of tensors whose name and shape are unchanged."""
-        fresh = self._copy_of(model)
-        kept = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
-        new = []
-        for name, tensor in chain(fresh.named_parameters(), fresh.named_buffers()):
-            old = kept.pop(name, None)
+    def _copy_changed(self, model: nn.Module) -> None:
+        """Copy a changed model, and keep the averages of tensors whose name and shape are unchanged."""
+        new_copy = self._copy_of(model)
+        old_tensors = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
+        new_names = []
+        for name, tensor in chain(new_copy.named_parameters(), new_copy.named_buffers()):
+            old = old_tensors.pop(name, None)
             if old is not None and layout(old) == layout(tensor):
-                if is_dtensor(tensor):  # `data` of a DTensor is not its part
+                if is_dtensor(tensor):  # to set `data` of a DTensor does not change its local part
                     torch._foreach_copy_(local_parts([tensor]), local_parts([old]))
                 else:
                     tensor.data = old.data
             else:
-                new.append(name)
-        self.module, self._pairs = fresh, None
+                new_names.append(name)
+        self.module, self._pairs = new_copy, None
         if self.steps:
             logger.warning(
                 "the model has changed since it was averaged last: the average of %s begins as a copy; "
                 "gone: %s",
-                ", ".join(new) or "nothing",
-                ", ".join(kept) or "nothing",
+                ", ".join(new_names) or "nothing",
+                ", ".join(old_tensors) or "nothing",
             )
 
     # --- copying and saving the average itself -------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        # the pairs refer to the tensors of the model, which a copy of the average must not
+        # a copy of the average pairs its own tensors with those of the model
         return {**self.__dict__, "_pairs": None}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -249,18 +256,18 @@ class BaseAveragedModel(nn.Module):
 
 
 class _Weighted(BaseAveragedModel):
-    """An average that moves by a fraction: `average += weight(steps) * (model - average)`."""
+    """Average by `average += weight(steps) * (model - average)`; a base class."""
 
     def weight(self, steps: int) -> float:
-        """Return the fraction, in (0, 1], of the update after `steps` earlier updates, at least one."""
+        """Return the weight of the model's values, in (0, 1], after `steps` earlier updates, at least one."""
         raise NotImplementedError(f"{type(self).__name__} must define weight")
 
     def avg_func(self, averaged_param: Tensor, source_param: Tensor, steps: int) -> Tensor:
-        """Move one averaged tensor towards its source."""
+        """Return the new average of one tensor."""
         return torch.lerp(averaged_param, source_param, self.weight(steps))
 
     def multi_avg_func(self, averaged_params: list[Tensor], source_params: list[Tensor], steps: int) -> None:
-        """Move a list of tensors in one call, unless a subclass overrides `avg_func`."""
+        """Update the averages of several tensors in one call, or by `avg_func` if a subclass overrides it."""
         if type(self).avg_func is _Weighted.avg_func:
             torch._foreach_lerp_(averaged_params, source_params, self.weight(steps))
         else:
@@ -268,7 +275,7 @@ class _Weighted(BaseAveragedModel):
 
 
 class StochasticWeightAverage(_Weighted):
-    """The equally weighted mean of the weights at all updates (Izmailov et al. 2018, arXiv:1803.05407).
+    """Average the weights of all updates with equal weight (Izmailov et al. 2018, arXiv:1803.05407).
 
         EMAHook(ema_type="StochasticWeightAverage", begin_epoch=75)
 
@@ -282,22 +289,22 @@ class StochasticWeightAverage(_Weighted):
 
 
 class ExponentialMovingAverage(_Weighted):
-    """An exponential average: `average = (1 - momentum) * average + momentum * model`, by `torch.lerp`.
+    """Average exponentially: `average = (1 - momentum) * average + momentum * model`, by `torch.lerp`.
 
         teacher = ExponentialMovingAverage(student, momentum=0.001)
 
-    Some libraries take `1 - momentum`, the decay: `momentum=0.0002` is a decay of 0.9998. A subclass may
-    override `weight` to change the momentum along the training.
+    Some libraries take the decay `1 - momentum` instead: `momentum=0.0002` is a decay of 0.9998. A subclass
+    may override `weight` to change the momentum during the training.
 
     Args:
-        model, interval, device, update_buffers: see `BaseAveragedModel`.
-        momentum: the share of the newest weights, between 0 and 1.
+        model, interval, device, update_buffers: as in `BaseAveragedModel`.
+        momentum: the weight of the newest values, between 0 and 1.
 
     Raises:
         TypeError, ValueError: as `BaseAveragedModel`, or `momentum` is not a number between 0 and 1.
 
     Warns:
-        UserWarning: `momentum` is above 0.5, and was probably meant as a decay.
+        UserWarning: `momentum` is above 0.5, as a decay would be.
     """
 
     def __init__(
@@ -325,14 +332,14 @@ class ExponentialMovingAverage(_Weighted):
 
 
 class MomentumAnnealingEMA(ExponentialMovingAverage):
-    """An exponential moving average whose momentum begins high and falls to `momentum`.
+    """Average exponentially, with a momentum that begins high and falls to `momentum`.
 
         EMAHook(ema_type="MomentumAnnealingEMA", momentum=0.0002, gamma=100)
 
-    The momentum after `steps` updates is `max(momentum, gamma / (gamma + steps))` (as in MMEngine).
+    The momentum after `steps` updates is `max(momentum, gamma / (gamma + steps))`, as in MMEngine.
 
     Args:
-        model, momentum, interval, device, update_buffers: see `ExponentialMovingAverage`.
+        model, momentum, interval, device, update_buffers: as in `ExponentialMovingAverage`.
         gamma: the number of updates after which the momentum has fallen to 0.5; above 0.
 
     Raises:

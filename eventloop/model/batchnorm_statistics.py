@@ -1,6 +1,6 @@
-"""Replace the running averages of batch norm layers by the statistics of a whole population.
+"""Replace the running statistics of batch norm layers by the statistics of many batches.
 
-`PreciseBN` calls `update_bn_stats`, and a user's own training loop may call it.
+`PreciseBN` calls `update_bn_stats`; a training loop of your own may call it, too.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from eventloop.state.undo import Undo
 from eventloop.util.checks import check_bools
 
 Forward = Callable[[torch.nn.Module, Any], Any]
+"""A function that runs a model on a batch."""
 _END = object()
+"""Stands for a batch when this rank has no more batches."""
 
 
 class _Stopped(Exception):
-    """Raised on all ranks after a rank has requested to stop the pass."""
+    """Raised on all ranks if `stop` of any rank has returned True."""
 
 
 def get_bn_modules(model: torch.nn.Module) -> list[_BatchNorm]:
@@ -55,29 +57,31 @@ def update_bn_stats(
 
         update_bn_stats(model.train(), loader, num_iters=200)
 
-    The running average of training lags behind the weights. This runs the model over `num_iters` batches and
-    computes the statistics with the present weights, over samples and spatial positions of all batches, each
-    sample counted once, whatever the batch sizes (fvcore's `update_bn_stats`; Wu and Johnson, "Rethinking
-    'Batch' in BatchNorm", 2021, section 3). In a process group the statistics cover the samples of all ranks
-    and are equal on all of them.
+    The running statistics of a training lag behind the weights. This function runs the model over `num_iters`
+    batches, and computes the statistics with the present weights over the samples and spatial positions of
+    all batches. Each sample counts once, whatever the batch sizes (fvcore's `update_bn_stats`; Wu and
+    Johnson, "Rethinking 'Batch' in BatchNorm", 2021, section 3). In a process group the statistics cover the
+    samples of all ranks, and are equal on all ranks.
 
-    Call it with the model in training mode. Only layers in training mode are updated; a layer that no batch
-    reaches keeps its statistics. Everything else is restored afterwards, also after an error: other buffers,
-    `num_batches_tracked`, momentum, modes, and random states. A `DataLoader` is run as a copy. A loader, a
-    sampler or an iterable dataset that keeps its position is not restored: pass another one.
+    Call it with the model in training mode. Only layers in training mode are updated; a layer that receives
+    no batch keeps its statistics. Everything else is restored afterwards, also after an error: other buffers,
+    `num_batches_tracked`, momentum, modes, and random states. A `DataLoader` is run as a copy. A loader,
+    sampler or iterable dataset that stores its own position is not restored: pass another one.
 
     Args:
-        num_iters: batches to run; a shorter loader is started again. None for one whole pass.
-        forward: `(model, batch)`; by default `model(batch)`, or `model(batch[0])` where the batch is a list
-            or tuple that begins with a tensor. The model is the one inside DistributedDataParallel or
-            `torch.compile`, and runs eagerly, without collectives of its own.
-        device: device to move batches to; None leaves them where they are.
-        unbiased: divide the variance by the number of values less one, as PyTorch's layers do for their
-            running variance; by default divide by the number of values, as fvcore does.
+        model: the model.
+        data_loader: the batches.
+        num_iters: the number of batches to run; a shorter loader is started again. None runs one whole pass.
+        forward: a function `(model, batch)`; by default `model(batch)`, or `model(batch[0])` if the batch is
+            a list or tuple that begins with a tensor. It receives the model inside DistributedDataParallel or
+            `torch.compile`, which runs eagerly, without collectives of DistributedDataParallel.
+        device: the device to move batches to; None leaves them where they are.
+        unbiased: whether to divide the variance by the number of values less one, as PyTorch's layers do for
+            their running variance. By default it is divided by the number of values, as in fvcore.
         stop: called before each batch; if it returns True the pass ends and nothing is changed.
 
     Returns:
-        The number of batches run on this rank; 0 if there is no such layer, or the pass was stopped.
+        the number of batches run on this rank; 0 if there is no such layer, or the pass was stopped.
 
     Raises:
         TypeError: `unbiased` is neither True nor False, or a buffer is sharded over ranks.
@@ -94,7 +98,7 @@ def update_bn_stats(
     storing = {layer for layer in layers if stores_batch_moments(layer)}
     populations = [Population(_tensor(layer.running_mean), int(layer in storing)) for layer in layers]
     inner = unwrap(model)
-    together = gathers_weights(inner) or any(isinstance(layer, SyncBatchNorm) for layer in layers)
+    has_collectives = gathers_weights(inner) or any(isinstance(layer, SyncBatchNorm) for layer in layers)
     undo = Undo()
     with undo, undo:
         undo.step(eagerly.release, undo)
@@ -105,26 +109,28 @@ def update_bn_stats(
         hooks: list[Any] = []
         undo.step(_remove, hooks)
         for layer, population in zip(layers, populations, strict=True):
-            hooks.append((_record_stored if layer in storing else _record)(layer, population))
+            register = _record_stored if layer in storing else _record
+            hooks.append(register(layer, population))
         batches = _batches(loader, num_iters)
         undo.step(batches.close)
-        agreed = _agreed(batches, stop, together=together)
-        ran = _run(agreed, lambda batch: (forward or forward_inputs)(inner, to_device(batch, device)))
-    if ran:
+        common_batches = _in_step_with_ranks(batches, stop, end_together=has_collectives)
+        run_batch = forward or forward_inputs
+        batch_count = _run(common_batches, lambda batch: run_batch(inner, to_device(batch, device)))
+    if batch_count:
         _write(layers, populations, unbiased=unbiased)
-    return ran
+    return batch_count
 
 
 def _run(batches: Iterable[Any], forward: Callable[[Any], object]) -> int:
-    """Run the batches, and return their number; 0 if the pass was stopped."""
-    ran = 0
+    """Call `forward` with each batch, and return the number of batches; 0 if the pass was stopped."""
+    batch_count = 0
     try:
         for batch in batches:
             forward(batch)
-            ran += 1
+            batch_count += 1
     except _Stopped:
         return 0
-    return ran
+    return batch_count
 
 
 def forward_inputs(model: torch.nn.Module, batch: Any) -> Any:
@@ -136,14 +142,13 @@ def forward_inputs(model: torch.nn.Module, batch: Any) -> Any:
 def stores_batch_moments(layer: _BatchNorm) -> bool:
     """Return whether a layer with a momentum of 1 stores the exact moments of each batch in its buffers.
 
-    It does if it has PyTorch's own forward and float32 or float64 buffers.
+    It does so if it has PyTorch's own forward and float32 or float64 buffers.
     """
+    # some libraries patch `forward` of a layer object
+    has_own_forward = type(layer).forward is not _BatchNorm.forward or "forward" in vars(layer)
     buffers = _tensor(layer.running_mean), _tensor(layer.running_var)
-    return (
-        type(layer).forward is _BatchNorm.forward
-        and "forward" not in vars(layer)  # libraries patch a layer this way
-        and all(buffer.dtype in (torch.float32, torch.float64) for buffer in buffers)
-    )
+    is_exact = all(buffer.dtype in (torch.float32, torch.float64) for buffer in buffers)
+    return is_exact and not has_own_forward
 
 
 def _remove(hooks: list[Any]) -> None:
@@ -152,114 +157,123 @@ def _remove(hooks: list[Any]) -> None:
 
 
 def _store_batch_moments(undo: Undo, layers: Iterable[_BatchNorm]) -> None:
-    """Let layers store the moments of each batch until `undo`, which `stores_batch_moments` explains."""
+    """Set the momentum of layers to 1, so that they store the moments of each batch in their buffers."""
     for layer in layers:
         undo.attributes(layer, "momentum")
         layer.momentum = 1.0
         for buffer in (layer.running_mean, layer.running_var):
-            _tensor(buffer).nan_to_num_(0.0, 0.0, 0.0)  # 0 * inf of the old statistics would be NaN
+            # the layer will multiply the old values by 0, which gives NaN for NaN and infinities
+            _tensor(buffer).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _record_stored(layer: _BatchNorm, population: Population) -> Any:
-    variance, mean = (
-        _tensor(layer.running_var),
-        _tensor(layer.running_mean),
-    )  # looked up once: attribute access on a module is slow
+    """Register a hook that adds the batch moments in a layer's buffers to `population`; return its handle."""
+    # looked up once, because attribute access on a module is slow
+    variance, mean = _tensor(layer.running_var), _tensor(layer.running_mean)
 
-    def see(
+    def add_batch(
         module: _BatchNorm, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor], output: object
     ) -> None:
+        """Add the moments of the batch after a forward pass of the layer."""
         if not module.training:
             return
         inputs, buffers = args[0] if args else kwargs["input"], module._buffers
-        # a call may run without tracking, with a momentum of 0, or with other buffers
-        storing = module.momentum == 1.0 and module.track_running_stats and buffers["running_var"] is variance
-        if not (storing and buffers["running_mean"] is mean):
+        # the program may have changed the layer for this call
+        has_own_buffers = buffers["running_var"] is variance and buffers["running_mean"] is mean
+        if not (module.momentum == 1.0 and module.track_running_stats and has_own_buffers):
             population.add(inputs)
         elif count := count_of(inputs):
             population.add_moments(count, variance.clone(), mean.clone())
 
-    return layer.register_forward_hook(see, with_kwargs=True)
+    return layer.register_forward_hook(add_batch, with_kwargs=True)
 
 
 def _record(layer: _BatchNorm, population: Population) -> Any:
     """Register a hook that adds the inputs of a layer to `population`; return its handle.
 
-    It is for layers whose running statistics do not give the moments of this rank's batch.
+    It serves layers that do not store the exact moments of this rank's batch, such as SyncBatchNorm.
     """
 
-    def see(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def add_inputs(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if module.training:
             population.add(args[0] if args else kwargs["input"])
 
-    return layer.register_forward_pre_hook(see, with_kwargs=True)
+    return layer.register_forward_pre_hook(add_inputs, with_kwargs=True)
 
 
 def _write(layers: list[_BatchNorm], populations: list[Population], *, unbiased: bool) -> None:
-    """Write the statistics into the layers' buffers in place; a layer without samples keeps its own."""
+    """Write the statistics over all ranks into the layers' buffers; a layer without inputs is not changed."""
     for layer, (total, mean, squares) in zip(layers, merge_ranks(populations), strict=True):
-        buffers = _tensor(layer.running_mean), _tensor(layer.running_var)
+        running_mean, running_var = _tensor(layer.running_mean), _tensor(layer.running_var)
         if isinstance(total, int):
             if total:
-                buffers[0].copy_(mean)
-                buffers[1].copy_(squares / max(total - unbiased, 1))
+                running_mean.copy_(mean)
+                running_var.copy_(squares / max(total - unbiased, 1))
             continue
         variance = squares / (total - int(unbiased)).clamp(min=1)
-        for buffer, value in zip(buffers, (mean, variance), strict=True):
-            buffer.copy_(
-                torch.where(total > 0, value.to(buffer), buffer)
-            )  # no branch on `total`, which would wait for the device
+        for buffer, value in ((running_mean, mean), (running_var, variance)):
+            # `if total > 0` would wait for the device
+            buffer.copy_(torch.where(total > 0, value.to(buffer), buffer))
 
 
 # --- the batches -------------------------------------------------------------------------------------------
 
 
 def _batches(loader: Iterable[Any], limit: int | None) -> Generator[Any]:
-    """Yield `limit` batches, starting the loader again at its end; None yields one whole pass."""
-    given = 0
+    """Yield `limit` batches of a loader, which is started again at its end; None yields one whole pass.
+
+    Raises:
+        ValueError: the loader is empty, or is an iterator with fewer than `limit` batches.
+    """
+    count = 0
     while True:
-        before = given
+        count_before_pass = count
         for batch in loader:
             yield batch
-            given += 1
-            if given == limit:
+            count += 1
+            if count == limit:
                 return
-        if given == 0:
+        if count == 0:
             raise ValueError(
                 "precise statistics need at least one batch, and the data loader gave none: it is empty"
             )
         if limit is None:
             return
-        if given == before:
+        if count == count_before_pass:
             raise ValueError(
-                f"the data loader gave {given} batches of the {limit} wanted and, being an iterator, cannot "
+                f"the data loader gave {count} batches of the {limit} wanted and, being an iterator, cannot "
                 "be started again: pass the loader itself, or num_iters=None"
             )
 
 
-def _agreed(batches: Iterator[Any], stop: Callable[[], bool], *, together: bool) -> Iterator[Any]:
-    """Yield this rank's batches until all ranks have finished; the ranks agree before each batch.
+def _in_step_with_ranks(
+    batches: Iterator[Any], stop: Callable[[], bool], *, end_together: bool
+) -> Iterator[Any]:
+    """Yield this rank's batches; before each batch, all ranks exchange whether they continue.
 
-    Otherwise a rank would wait forever for a rank that was stopped, whose loader failed or has fewer batches.
-    An agreement costs a small collective; it waits for the device only in a process group without a backend
-    for the host, such as "nccl" alone.
+    Without the exchange a rank would wait forever for a rank that was stopped, whose loader has failed, or
+    that has fewer batches. The exchange is a small collective. It waits for the device only in a process
+    group without a backend for the host, such as "nccl" alone.
 
     Args:
         batches: this rank's batches.
         stop: returns whether the pass should stop.
-        together: whether to end with the shortest loader, because layers gather inputs or weights from all
-            ranks.
+        end_together: whether all ranks end with the shortest loader, because layers run collectives.
+
+    Raises:
+        RuntimeError: the loader of another rank has failed.
+        _Stopped: `stop` has returned True on some rank.
     """
     while True:
         error: Exception | None = None
         batch: Any = _END
-        stopped = stop()
+        is_stopped = stop()
         try:
-            if not stopped:
+            if not is_stopped:
                 batch = next(batches, _END)
-        except Exception as failure:  # reported to the other ranks before it is raised, or they would wait
-            error = failure
-        stops, ends, failures, ranks = _sum_over_ranks(stopped, batch is _END, error is not None)
+        except Exception as loader_error:  # raised after the exchange, for which the other ranks wait
+            error = loader_error
+        stops, ends, failures, ranks = _sum_over_ranks(is_stopped, batch is _END, error is not None)
         if error is not None:
             raise error
         if failures:
@@ -268,7 +282,7 @@ def _agreed(batches: Iterator[Any], stop: Callable[[], bool], *, together: bool)
             )
         if stops:
             raise _Stopped
-        if ends == ranks or (ends and together):
+        if ends == ranks or (ends and end_together):
             return
         if batch is not _END:
             yield batch
@@ -279,13 +293,14 @@ def _sum_over_ranks(*flags: bool) -> list[int]:
     numbers = [int(flag) for flag in (*flags, True)]
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return numbers
-    host = dist.is_gloo_available()
-    tensor = torch.tensor(numbers, device="cpu" if host else torch.accelerator.current_accelerator())
+    device = "cpu" if dist.is_gloo_available() else torch.accelerator.current_accelerator()
+    tensor = torch.tensor(numbers, device=device)
     with waiting("ranks", EXCHANGE):
         dist.all_reduce(tensor, group=host_group())
     return [int(number) for number in tensor.tolist()]
 
 
 def _tensor(buffer: torch.Tensor | None) -> torch.Tensor:
-    assert buffer is not None  # `get_bn_modules` leaves out layers without running statistics
+    """Return a running mean or variance, which is not None in the layers of `get_bn_modules`."""
+    assert buffer is not None
     return buffer

@@ -1,4 +1,4 @@
-"""Count the floating-point operations of an iteration, and look up the peak of well-known GPUs."""
+"""Count the floating-point operations of an iteration, and look up the peak FLOP/s of well-known GPUs."""
 
 from __future__ import annotations
 
@@ -21,33 +21,37 @@ PEAKS = {
 }
 """The peak FLOP/s in bfloat16 and float16, without sparsity, by patterns of `torch.cuda.get_device_name`."""
 HALF = (torch.bfloat16, torch.float16)
+"""The dtypes for which `PEAKS` has the peak."""
 
 
 def known_peak(device: torch.device, dtype: torch.dtype | None) -> float | None:
-    """Return the peak FLOP/s of a device for matrix products of a type; None if it is not in `PEAKS`.
+    """Return the peak FLOP/s of a device for matrix products of a dtype, or None if it is unknown.
 
-    A slice of a card (MIG) has no known peak, and float32 has none because its products may use TF32.
+    It is unknown for a device that is not in `PEAKS`, for a slice of a GPU (MIG), and for float32, whose
+    products may use TF32.
     """
     if device.type != "cuda" or dtype not in HALF:
         return None
     name = torch.cuda.get_device_name(device)
-    found = (peak for pattern, peak in PEAKS.items() if re.search(pattern, name))
-    return None if "MIG" in name else next(found, None)
+    if "MIG" in name:
+        return None
+    return next((peak for pattern, peak in PEAKS.items() if re.search(pattern, name)), None)
 
 
 class FlopCounter:
-    """Count the operations within the block, on this thread and in the backward passes that it starts.
+    """Count the operations in a `with` block, on this thread and in the backward passes that it starts.
 
         with FlopCounter() as counter:
             loss_fn(model(inputs), target).backward()
         counter.flops
 
     It uses PyTorch's `FlopCounterMode`: matrix products, convolutions and attention are counted, with a
-    multiplication and an addition as two operations. Compiled functions run uncompiled within the block,
-    because otherwise PyTorch would not compile them afterwards either.
+    multiplication and an addition as two operations. Compiled functions run uncompiled in the block. If they
+    ran compiled, PyTorch would run them uncompiled after the block.
     """
 
     def __enter__(self) -> Self:
+        """Begin to count, and let compiled functions run uncompiled."""
         self._types = _Types()
         self._mode = FlopCounterMode(display=False)
         with ExitStack() as stack:
@@ -70,14 +74,14 @@ class FlopCounter:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Return the dtype of the results of most counted calls; None if nothing was counted."""
+        """Return the dtype of the results of most counted operations; None if nothing was counted."""
         return max(self._types.calls, key=self._types.calls.__getitem__, default=None)
 
 
 class _Types(TorchDispatchMode):
-    """Count the calls of operations with FLOPs by the dtypes of their results."""
+    """Count the calls of the operations that `FlopCounterMode` counts, by the dtypes of their results."""
 
-    supports_higher_order_operators = True  # as PyTorch's mode does, for attention with `flex_attention`
+    supports_higher_order_operators = True  # like `FlopCounterMode`, for `flex_attention`
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Run the forward pass of a batch, and check the form of its result."""
+"""Run the forward pass of a batch in a training, validation, test or prediction; the trainer uses it."""
 
 from __future__ import annotations
 
@@ -8,38 +8,45 @@ from typing import Any
 import torch
 
 LossFn = Callable[[Any, Any], Any]
+"""A function `(outputs, target)` that returns the loss, or a mapping with the loss."""
 
 
 def forward(model: torch.nn.Module, loss_fn: LossFn, batch: Any) -> Any:
     """Return the loss of a batch `(inputs, target)` of the train loader.
 
     Raises:
-        TypeError: the batch has another form.
+        TypeError: the batch is not a pair `(inputs, target)`.
     """
     inputs, target = _pair(batch, "train", "train_step")
     return loss_fn(model(inputs), target)
 
 
 def predict(model: torch.nn.Module, loss_fn: LossFn | None, batch: Any, mode: str) -> dict[str, Any]:
-    """Return `preds`, `target` and, with a loss function, the loss or the mapping that it returns.
+    """Return the model's outputs for a batch as `preds`, its `target`, and with a loss function the loss.
+
+    If the loss function returns a mapping, the result has its items.
 
     Args:
+        model: the model.
+        loss_fn: the loss function, or None.
+        batch: a pair `(inputs, target)`.
         mode: "val" or "test", for the error.
 
     Raises:
-        TypeError: the batch has another form than `(inputs, target)`.
+        TypeError: the batch is not a pair `(inputs, target)`.
     """
     inputs, target = _pair(batch, mode, "val_step")
     preds = model(inputs)
     loss = {} if loss_fn is None else loss_fn(preds, target)
-    return {**(loss if isinstance(loss, Mapping) else {"loss": loss}), "preds": preds, "target": target}
+    losses = loss if isinstance(loss, Mapping) else {"loss": loss}
+    return {**losses, "preds": preds, "target": target}
 
 
 def outputs_of_inputs(model: torch.nn.Module, batch: Any) -> Any:
-    """Return the outputs of a model for a batch: the inputs alone, `(inputs, target)` or `(inputs,)`.
+    """Return the outputs of a model for a batch, which is the inputs, `(inputs,)` or `(inputs, target)`.
 
     Raises:
-        TypeError: the batch is a longer list or tuple.
+        TypeError: the batch is an empty or longer list or tuple.
     """
     if not isinstance(batch, list | tuple):
         return model(batch)
@@ -52,22 +59,27 @@ def outputs_of_inputs(model: torch.nn.Module, batch: Any) -> Any:
 
 
 def train_outputs(outputs: Any) -> dict[str, Any]:
-    """Return the result of a train step as a mapping."""
+    """Return the result of a train step, a loss tensor or a mapping with "loss", as a mapping.
+
+    Raises:
+        TypeError: the result is neither.
+    """
     if isinstance(outputs, torch.Tensor):
         return {"loss": outputs}
     if isinstance(outputs, Mapping) and "loss" in outputs:
         return dict(outputs)
     got = f"a mapping with {sorted(map(str, outputs))}" if isinstance(outputs, Mapping) else repr(outputs)
-    itself = (
-        ". A train_step that calls backward() and step() itself returns the loss tensor too, and needs "
-        "default_hooks=dict(optimizer=None)"
-        if isinstance(outputs, int | float)
-        else ""
-    )
-    raise TypeError(f"the train step must return the loss tensor or a mapping with 'loss', got {got}{itself}")
+    hint = ""
+    if isinstance(outputs, int | float):  # the train step may have called `backward` and `loss.item()`
+        hint = (
+            ". A train_step that calls backward() and step() itself returns the loss tensor too, and needs "
+            "default_hooks=dict(optimizer=None)"
+        )
+    raise TypeError(f"the train step must return the loss tensor or a mapping with 'loss', got {got}{hint}")
 
 
 def _pair(batch: Any, mode: str, step: str) -> tuple[Any, Any]:
+    """Return a batch as `(inputs, target)`, or raise a TypeError that recommends the argument `step`."""
     length = ""
     if isinstance(batch, list | tuple):
         if len(batch) == 2:

@@ -1,4 +1,4 @@
-"""Read the peak memory of this process from the system and PyTorch's allocators, without waiting."""
+"""Read the peak memory of this process, from the system and from PyTorch's allocator of CUDA memory."""
 
 from __future__ import annotations
 
@@ -16,40 +16,44 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 STATUS = Path("/proc/self/status")
+"""The file in which Linux shows the memory of this process."""
 _PEAK = re.compile(r"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
+"""Matches the line of that file with the peak of the resident memory."""
 
 
 def peak_memory() -> Memory:
-    """Return the peak memory of this process on the host and on each CUDA device that it used.
+    """Return the peak memory in bytes of this process, on the host and on each CUDA device that it has used.
 
-    `torch.cuda.reset_peak_memory_stats` resets the peaks of a device, as `MemoryHook(reset_peak=True)` does.
+    It does not wait for a device. `torch.cuda.reset_peak_memory_stats`, which `MemoryHook(reset_peak=True)`
+    calls, resets the peaks of a device.
     """
     return Memory(_host(), _devices())
 
 
 def _host() -> int | None:
-    """Return the peak in bytes; None on Windows.
+    """Return the peak of the resident memory in bytes; None on Windows.
 
-    On Linux, `ru_maxrss` may be the peak of the process that started this one, so /proc is read instead.
+    On Linux it is read from /proc, because `ru_maxrss` may be the peak of the process that started this one.
     """
     try:
         status = STATUS.read_text(encoding="ascii", errors="replace")
     except OSError:
         status = ""
-    if found := _PEAK.search(status):
-        return int(found[1]) * 1024
+    if match := _PEAK.search(status):
+        return int(match[1]) * 1024
     if resource is None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, else kilobytes
 
 
 def _devices() -> list[DeviceMemory]:
+    """Return the peaks of allocated and reserved memory of each CUDA device with reserved memory."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return []
-    reserved = {index: torch.cuda.max_memory_reserved(index) for index in range(torch.cuda.device_count())}
-    return [
-        DeviceMemory(f"cuda:{index}", torch.cuda.max_memory_allocated(index), held)
-        for index, held in reserved.items()
-        if held
-    ]
+    peaks = []
+    for index in range(torch.cuda.device_count()):
+        if reserved := torch.cuda.max_memory_reserved(index):
+            allocated = torch.cuda.max_memory_allocated(index)
+            peaks.append(DeviceMemory(f"cuda:{index}", allocated, reserved))
+    return peaks

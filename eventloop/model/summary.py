@@ -1,4 +1,4 @@
-"""Count a model's parameters, and make a table of its layers with torchinfo, as Keras' `model.summary()`.
+"""Count a model's parameters, and make a table of its layers with torchinfo, like Keras' `model.summary()`.
 
 `Trainer.model_summary`, `repr(trainer)` and `RuntimeInfoHook` use it.
 """
@@ -20,7 +20,9 @@ from eventloop.state.undo import Undo
 from eventloop.util.checks import positive
 
 SIZES = ("input_size", "output_size", "num_params", "trainable", "mult_adds")
+"""torchinfo's columns for a table that is made with a batch."""
 PARAMETERS = ("num_params", "trainable")
+"""torchinfo's columns for a table that is made without a batch."""
 
 
 def model_summary(
@@ -30,14 +32,25 @@ def model_summary(
     device: torch.device | None,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> str:
-    """Return the table that `Trainer.model_summary` describes.
+    """Return a table of a model's layers; with a batch it has the sizes of their inputs and outputs.
 
-    The forward pass runs in eval mode and without gradients. Modes, buffers and random states are restored:
-    torchinfo would give all modules the mode of the model.
+    With a batch, the model runs once in eval mode and without gradients. Modes, buffers and random states are
+    restored afterwards.
+
+    Args:
+        model: the model.
+        batch: a batch of the train loader, or None.
+        depth: how many levels of nested modules are shown.
+        device: the device to move the batch to; None leaves it where it is.
+        autocast: returns the context manager in which the model runs.
+
+    Raises:
+        ImportError: torchinfo is not installed.
+        ValueError: `depth` is below 1, or a parameter is lazy.
     """
     positive("depth", depth)
     torchinfo = import_torchinfo()
-    model = unwrap(model)  # DistributedDataParallel would exchange buffers with the other ranks
+    model = unwrap(model)  # DistributedDataParallel would run collectives, which other ranks do not join
     if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
         raise ValueError(
             f"model_summary needs a model whose parameters have shapes, and {lazy[0]!r} is lazy: call the "
@@ -51,21 +64,21 @@ def model_summary(
     with undo, undo, autocast():
         undo.step(set_module_generators, model, module_generators(model))
         undo.step(set_rng_state, rng_state())
-        undo.step(torchinfo.clear_cached_forward_pass)  # a global, which would keep the layers of the model
+        undo.step(torchinfo.clear_cached_forward_pass)  # the cache would keep the model's layers in memory
         save_modes_and_buffers(undo, model)
-        found = torchinfo.summary(model, input_data=inputs, col_names=SIZES, mode="eval", **options)
-    return str(found)
+        table = torchinfo.summary(model, input_data=inputs, col_names=SIZES, mode="eval", **options)
+    return str(table)
 
 
 def count_text(model: torch.nn.Module) -> str:
-    """Return the number of a model's parameters as text; lazy ones, of unknown size, are counted apart."""
-    lazy = sum(is_lazy(p) for p in model.parameters())
-    known = sum(p.numel() for p in model.parameters() if not is_lazy(p))
-    return f"{known:,}" + (f" and {lazy} of unknown size" if lazy else "")
+    """Return the number of elements in a model's parameters as text, with the number of lazy parameters."""
+    lazy_count = sum(is_lazy(parameter) for parameter in model.parameters())
+    size = sum(parameter.numel() for parameter in model.parameters() if not is_lazy(parameter))
+    return f"{size:,}" + (f" and {lazy_count} of unknown size" if lazy_count else "")
 
 
 def import_torchinfo() -> ModuleType:
-    """Import the library, or raise an error that names the extra."""
+    """Import torchinfo; if it is not installed, raise an ImportError with the command that installs it."""
     try:
         from torchinfo import torchinfo
     except ImportError as error:
@@ -77,7 +90,7 @@ def import_torchinfo() -> ModuleType:
 
 
 def _inputs(batch: Any) -> Any:
-    """Return the arguments of the model: a list of the inputs, or a mapping for a model called by names."""
+    """Return the model's arguments for a batch: a list of positional arguments, or a mapping of keywords."""
     if isinstance(batch, list | tuple) and len(batch) == 2:
         batch = batch[0]
     return batch if isinstance(batch, Mapping) else [batch]

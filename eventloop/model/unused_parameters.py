@@ -18,54 +18,54 @@ logger = logging.getLogger("eventloop")
 
 
 class AnomalousParams:
-    """Log, as an error, the trainable parameters outside of the graph of a loss, whenever that set changes.
+    """Log the trainable parameters on which a loss does not depend, as an error, whenever the set changes.
 
-    It walks through the whole graph in Python in every iteration, so use it to find a fault, not in long
-    trainings. Parameters inside `torch.utils.checkpoint(use_reentrant=True)` are hidden behind one node and
-    count as not reached. Under FSDP2 the ranks gather the weights once more in each iteration.
+    It walks through the whole graph of the loss in Python in every iteration, so use it to find a fault, not
+    in long trainings. Parameters inside `torch.utils.checkpoint(use_reentrant=True)` are hidden in one node
+    of the graph, and are named, too. Under FSDP2 the ranks gather the weights once more in each iteration.
     """
 
     def __init__(self) -> None:
-        self._last: frozenset[str] = frozenset()
+        self._last_names: frozenset[str] = frozenset()
 
     def check(self, loss: torch.Tensor, model: torch.nn.Module) -> None:
-        """Log the parameters of `model` outside the graph of `loss`.
+        """Log the parameters of `model` on which `loss` does not depend.
 
         Call it before backward, which frees the graph.
         """
-        missed = unreached_parameters(loss, model)
-        names = frozenset(missed)
-        if names and names != self._last:
-            listed = "".join(f"\n  {name}, {tuple(parameter.shape)}" for name, parameter in missed.items())
+        unreached = unreached_parameters(loss, model)
+        names = frozenset(unreached)
+        if names and names != self._last_names:
+            lines = "".join(f"\n  {name}, {tuple(parameter.shape)}" for name, parameter in unreached.items())
             logger.error(
-                "these parameters are not in the graph of the loss, which does not train them:%s", listed
+                "these parameters are not in the graph of the loss, which does not train them:%s", lines
             )
-        self._last = names
+        self._last_names = names
 
 
 def unreached_parameters(loss: torch.Tensor, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return the parameters of `model`, by name, that require a gradient and would get none from `loss`."""
     inner = unwrap(model)
     reached = {id(loss)}
-    # an explicit stack, because a deep graph exceeds Python's recursion limit
-    waiting, seen = [loss.grad_fn], {loss.grad_fn}
-    while waiting:
-        node = waiting.pop()
+    # a stack instead of recursion, because a deep graph exceeds Python's recursion limit
+    stack, seen = [loss.grad_fn], {loss.grad_fn}
+    while stack:
+        node = stack.pop()
         if node is None:
             continue
-        if (variable := getattr(node, "variable", None)) is not None:
-            reached.add(id(variable))
-        for parent, _ in node.next_functions:
-            if parent not in seen:
-                seen.add(parent)
-                waiting.append(parent)
+        if (parameter := getattr(node, "variable", None)) is not None:
+            reached.add(id(parameter))
+        for next_node, _ in node.next_functions:
+            if next_node not in seen:
+                seen.add(next_node)
+                stack.append(next_node)
     with _gathered(inner):
         return {name: p for name, p in inner.named_parameters() if p.requires_grad and id(p) not in reached}
 
 
 @contextmanager
 def _gathered(model: torch.nn.Module) -> Iterator[None]:
-    """Give the model its whole parameters inside the block, because FSDP2's graphs refer to them."""
+    """Gather the sharded parameters of FSDP2 in the `with` block, because its graphs refer to whole ones."""
     modules = fsdp_modules(model)
     for module in modules:
         module.unshard()

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from eventloop.eventlog.jsonl import NUMBERS, RESERVED, UNREADABLE, name_of, unmarked
+from eventloop.eventlog.jsonl import NUMBERS, RESERVED, UNREADABLE, from_json_value, name_of
 
 BLOCK = 1 << 20
 """The number of bytes read at once; the objects decoded from a block are freed before the next one."""
@@ -257,7 +257,7 @@ class _Reader:
 
     def _read_event(self, row: Row) -> None:
         try:
-            row = unmarked(row)
+            row = from_json_value(row)
         except RecursionError:
             self._log.cut_short += 1
             return

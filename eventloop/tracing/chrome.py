@@ -11,17 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from eventloop.costs.spans import SAVER, Span, SpanRecorder
+from eventloop.costs.spans import SAVER, Depth, Span, SpanRecorder
 
 MADE_BY = "eventloop trace"
+"""The text by which a file is recognized as a trace of eventloop."""
 TRAINING = "training thread"
+"""The name of the training thread's track."""
 _PAIRED = frozenset(
     {"run", "train", "val", "test", "train_epoch", "val_epoch", "test_epoch", "val_iter", "test_iter"}
     | {"predict", "predict_iter"}
 )
-"""The stages of a run with a `before_` and an `after_` event, between which `_between` makes a span.
+"""The stages of a run for which `_stage_spans` makes a span from the `before_` to the `after_` event.
 
-Iterations are not included: they are recorded as spans of their own.
+Iterations are not included, because they are recorded as spans.
 """
 _KINDS = ("iteration", "phase", "event", "handler", "wait", "delivery", "save")
 """The kinds of spans, ordered from outer to inner.
@@ -31,7 +33,7 @@ If two spans begin and end at the same time, the span whose kind comes first enc
 
 
 class WindowFacts(NamedTuple):
-    """The description of a window: its run and process, and the iterations that it holds."""
+    """The run, the process and the iterations of a recorded window."""
 
     run: str
     """The name of the run's directory."""
@@ -42,53 +44,42 @@ class WindowFacts(NamedTuple):
     complete: bool
     """False if the training ended before the window's last iteration."""
     began: float
-    """The begin of the window in seconds of `perf_counter`, as the times of the spans."""
+    """The begin of the window in seconds of `perf_counter`, like the times of the spans."""
     began_unix: float
     """The begin of the window in seconds since 1970."""
     thread: int
-    """The number of the training thread, which is its track in the recording."""
+    """The identifier of the training thread, which is the track of its spans."""
     pid: int
     rank: int = 0
     world_size: int = 1
 
     def __str__(self) -> str:
         last = self.first_iter + max(0, self.iterations - 1)
-        cut = "" if self.complete else ", cut short by the end of the training"
-        return f"iterations {self.first_iter}..{last}{cut}"
+        ending = "" if self.complete else ", cut short by the end of the training"
+        return f"iterations {self.first_iter}..{last}{ending}"
 
 
 def chrome_trace(facts: WindowFacts, recorder: SpanRecorder) -> dict[str, Any]:
     """Return the JSON object of a window in Chrome's trace event format."""
-    recorded = list(recorder.spans)  # a delivery that outlasts the recording may still add its span
-    spans, depths = [*recorded, *_between(recorded)], list(recorder.depths)
+    recorded = list(recorder.spans)  # a copy, because a delivery that has not ended may add its span later
+    spans, depths = [*recorded, *_stage_spans(recorded)], list(recorder.depths)
     origin = min([facts.began, *(span.began for span in spans), *(depth.at for depth in depths)])
     name = f"eventloop {facts.run}, rank {facts.rank} of {facts.world_size}"
-    events = [
+    metadata = [
         _metadata(facts.pid, 0, "process_name", name=name),
         _metadata(facts.pid, 0, "process_sort_index", sort_index=facts.rank),
     ]
-    timed: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     tid = 0
-    for track, own in _in_order(spans, facts, recorder):
-        for number, row in enumerate(nested_rows(own), start=1):
+    for track, track_spans in _in_order(spans, facts, recorder):
+        for number, row in enumerate(nested_rows(track_spans), start=1):
             tid += 1
             name = _track_name(track, facts, recorder) + (f" #{number}" if number > 1 else "")
-            events.append(_metadata(facts.pid, tid, "thread_name", name=name))
-            events.append(_metadata(facts.pid, tid, "thread_sort_index", sort_index=tid))
-            timed += [_complete(span, facts.pid, tid, origin, recorder) for span in row]
-    timed += [
-        {
-            "ph": "C",
-            "name": _counter_name(depth.queue),
-            "cat": "queue",
-            "pid": facts.pid,
-            "tid": 0,
-            "ts": _us(depth.at, origin),
-            "args": {"events": depth.events},
-        }
-        for depth in depths
-    ]
-    timed.sort(key=lambda event: event["ts"])  # stable: enclosing spans stay first
+            metadata.append(_metadata(facts.pid, tid, "thread_name", name=name))
+            metadata.append(_metadata(facts.pid, tid, "thread_sort_index", sort_index=tid))
+            events += [_complete(span, facts.pid, tid, origin, recorder) for span in row]
+    events += [_counter(depth, facts.pid, origin) for depth in depths]
+    events.sort(key=lambda event: event["ts"])  # a stable sort, so that enclosing spans stay first
     about = {
         "made_by": MADE_BY,
         "run": facts.run,
@@ -99,17 +90,17 @@ def chrome_trace(facts: WindowFacts, recorder: SpanRecorder) -> dict[str, Any]:
         "times": "of the host; on a GPU the training thread runs ahead of the device",
         "not recorded": f"{recorder.lost} spans and depths beyond the limit" if recorder.lost else "nothing",
     }
-    return {"otherData": about, "displayTimeUnit": "ms", "traceEvents": events + timed}
+    return {"otherData": about, "displayTimeUnit": "ms", "traceEvents": metadata + events}
 
 
 def nested_rows(spans: Iterable[Span]) -> list[list[Span]]:
-    """Distribute spans over rows, so that any two spans of a row are nested or do not overlap.
+    """Distribute the spans of a track over rows, so that the spans of a row are nested or do not overlap.
 
-    Each span goes to the first row that can hold it. One row is enough for a thread. Checkpoint saves may
-    overlap, and so may deliveries to a subscriber whose worker was restarted.
+    Each span is put into the first possible row. A thread needs only one row. Checkpoint saves may overlap,
+    and so may deliveries to a subscriber whose worker process was restarted.
     """
     rows: list[list[Span]] = []
-    open_ends: list[list[float]] = []  # of each row, the ends of the spans around, the innermost last
+    open_ends: list[list[float]] = []  # for each row, the ends of the enclosing spans, the innermost last
     for span in sorted(spans, key=_outer_first):
         end = span.began + span.seconds
         for row, ends in zip(rows, open_ends, strict=True):
@@ -126,23 +117,24 @@ def nested_rows(spans: Iterable[Span]) -> list[list[Span]]:
 
 
 def _outer_first(span: Span) -> tuple[float, float, int]:
+    """Return a sort key that sorts spans by their begin, and an enclosing span before the enclosed one."""
     return span.began, -span.seconds, _KINDS.index(span.kind)
 
 
-def _between(spans: Sequence[Span]) -> list[Span]:
-    """Return a span from each `before_` event to its `after_` event: of runs, epochs and evaluations."""
-    found: list[Span] = []
+def _stage_spans(spans: Sequence[Span]) -> list[Span]:
+    """Return spans for runs, epochs and evaluations, from their `before_` event to their `after_` event."""
+    stages: list[Span] = []
     begun: dict[tuple[int | str, str], Span] = {}
     for span in sorted((s for s in spans if s.kind == "event"), key=_outer_first):
-        when, _, what = span.name.partition("_")
-        if what not in _PAIRED:
+        prefix, _, stage = span.name.partition("_")
+        if stage not in _PAIRED:
             continue
-        if when == "before":
-            begun[span.track, what] = span
-        elif (first := begun.pop((span.track, what), None)) is not None:
+        if prefix == "before":
+            begun[span.track, stage] = span
+        elif (first := begun.pop((span.track, stage), None)) is not None:
             seconds = span.began + span.seconds - first.began
-            found.append(Span(span.track, "phase", what, first.began, seconds, first.iter))
-    return found
+            stages.append(Span(span.track, "phase", stage, first.began, seconds, first.iter))
+    return stages
 
 
 def _in_order(
@@ -156,14 +148,15 @@ def _in_order(
     for span in spans:
         tracks.setdefault(span.track, []).append(span)
 
-    def place(track: int | str) -> tuple[int, str]:
+    def sort_key(track: int | str) -> tuple[int, str]:
         groups = (track == facts.thread, track == SAVER, track in recorder.lanes, True)
         return groups.index(True), _track_name(track, facts, recorder)
 
-    return sorted(tracks.items(), key=lambda item: place(item[0]))
+    return sorted(tracks.items(), key=lambda item: sort_key(item[0]))
 
 
 def _track_name(track: int | str, facts: WindowFacts, recorder: SpanRecorder) -> str:
+    """Return the name that viewers show for a track: the name of its thread, subscriber or saver."""
     if track == facts.thread:
         return TRAINING
     if isinstance(track, int):
@@ -171,15 +164,26 @@ def _track_name(track: int | str, facts: WindowFacts, recorder: SpanRecorder) ->
     return f"{track} ({recorder.lanes[track]})" if track in recorder.lanes else track
 
 
-def _counter_name(queue: str) -> str:
-    return f"queue of {queue}"
+def _counter(depth: Depth, pid: int, origin: float) -> dict[str, Any]:
+    """Return the counter event for the length of a queue at a time."""
+    return {
+        "ph": "C",
+        "name": f"queue of {depth.queue}",
+        "cat": "queue",
+        "pid": pid,
+        "tid": 0,
+        "ts": _us(depth.at, origin),
+        "args": {"events": depth.events},
+    }
 
 
 def _metadata(pid: int, tid: int, kind: str, **args: str | int) -> dict[str, Any]:
+    """Return the metadata event of a process or a track."""
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 
 def _complete(span: Span, pid: int, tid: int, origin: float, recorder: SpanRecorder) -> dict[str, Any]:
+    """Return the complete event for a span, in the row `tid`."""
     args: dict[str, Any] = {}
     if span.iter is not None:
         args["iter"] = span.iter
@@ -191,11 +195,12 @@ def _complete(span: Span, pid: int, tid: int, origin: float, recorder: SpanRecor
         args["events"] = span.number
         args["runs_on"] = recorder.lanes.get(str(span.track), "")
     ts = _us(span.began, origin)
-    # from the rounded ends: else a span might end a nanosecond after the one that encloses it
+    # computed from rounded ends, so that no span ends a nanosecond after the span that encloses it
     dur = round(_us(span.began + span.seconds, origin) - ts, 3)
-    where = {"pid": pid, "tid": tid, "ts": ts, "dur": dur}
-    return {"ph": "X", "name": span.name, "cat": span.kind, **where, "args": args}
+    position = {"pid": pid, "tid": tid, "ts": ts, "dur": dur}
+    return {"ph": "X", "name": span.name, "cat": span.kind, **position, "args": args}
 
 
 def _us(seconds: float, origin: float) -> float:
+    """Return the microseconds from `origin` to a time, rounded to nanoseconds."""
     return round((seconds - origin) * 1e6, 3)

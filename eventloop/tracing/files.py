@@ -1,8 +1,8 @@
 """Write, list and merge the trace files of a run.
 
-Each window is a file in the folder `traces` of the run's directory, named after its iterations; each rank
-writes a file of its own. A file is written in one step after the whole window is recorded, so a kill never
-leaves a part of a file.
+Each window is a file in the folder `traces` of the run's directory, named after its iterations. Each rank
+writes a file of its own. A file is written under a temporary name and then renamed, so a kill never leaves an
+incomplete file.
 """
 
 from __future__ import annotations
@@ -21,53 +21,68 @@ from eventloop.util.append_file import replacing
 from eventloop.util.formatting import on_a_line
 
 FOLDER = "traces"
+"""The folder in the run's directory with the trace files."""
 _NAME = re.compile(r"iterations_(\d+)-(\d+)\.json")
+"""Matches the names of rank 0's files, with the first and the last iteration."""
 
 
-Moment = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+Microseconds = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
 """A time in microseconds, bounded to about 30 years so that a sum of many stays finite."""
-Length = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+Duration = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+"""A length of time in microseconds."""
 
 
 class _SpanArgs(msgspec.Struct):
+    """The checked arguments of a span."""
+
     iter: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Span(msgspec.Struct, tag_field="ph", tag="X"):
+    """The checked fields of a span, a complete event."""
+
     name: str
     cat: str
-    ts: Moment
-    dur: Length
+    ts: Microseconds
+    dur: Duration
     args: _SpanArgs
 
 
-class _Depth(msgspec.Struct, tag_field="ph", tag="C"):
-    ts: Moment
+class _QueueLength(msgspec.Struct, tag_field="ph", tag="C"):
+    """The checked field of a queue's length, a counter event."""
+
+    ts: Microseconds
 
 
-class _TrackArgs(msgspec.Struct):
+class _MetadataArgs(msgspec.Struct):
+    """The checked argument of a metadata event."""
+
     name: str = ""
 
 
-class _Track(msgspec.Struct, tag_field="ph", tag="M"):
+class _Metadata(msgspec.Struct, tag_field="ph", tag="M"):
+    """The checked fields of the name or order of a process or track, a metadata event."""
+
     name: str
-    args: _TrackArgs
+    args: _MetadataArgs
 
 
 class _Facts(msgspec.Struct):
+    """The checked facts of a window."""
+
     began: Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
     world_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] = 1
 
 
 class _Trace(msgspec.Struct):
-    """The parts of a file that are read."""
+    """The parts of a trace file that are checked when it is read."""
 
     otherData: _Facts
-    traceEvents: list[_Span | _Depth | _Track]
+    traceEvents: list[_Span | _QueueLength | _Metadata]
 
 
 class TraceFile(NamedTuple):
-    """The file of a recorded window, with the numbers of its first and last iteration, counted from 0."""
+    """The file of a recorded window, with the 0-based numbers of its first and last iteration."""
 
     first: int
     last: int
@@ -75,22 +90,22 @@ class TraceFile(NamedTuple):
 
 
 def trace_path(run: Path, facts: WindowFacts) -> Path:
-    """Return the path for the file of a window in the directory of its run."""
+    """Return the path of a window's file in the directory of its run."""
     return path_of_iterations(run, facts.first_iter, facts.iterations, facts.rank)
 
 
 def path_of_iterations(run: Path, first: int, iterations: int, rank: int = 0) -> Path:
-    """Return the path for the file of so many iterations from the first one on."""
+    """Return the path of the file of a window with so many iterations, of which `first` is the first."""
     return of_rank(run / FOLDER / f"iterations_{first}-{first + max(0, iterations - 1)}.json", rank)
 
 
 def of_rank(path: Path, rank: int) -> Path:
-    """Return the path of another rank's file of a window, given that of rank 0."""
+    """Return the path of a rank's file of a window, given the path of rank 0's file."""
     return path.with_name(f"{path.stem}.rank{rank}.json") if rank else path
 
 
 def write_trace(run: Path, facts: WindowFacts, recorder: SpanRecorder) -> None:
-    """Write the file of a window into the directory of its run; a file of the same iterations is replaced.
+    """Write a recorded window to its file; a file of the same iterations is replaced.
 
     Raises:
         OSError: the file cannot be written.
@@ -102,9 +117,10 @@ def write_trace(run: Path, facts: WindowFacts, recorder: SpanRecorder) -> None:
 
 
 def encoded(trace: dict[str, Any]) -> bytes:
-    """Encode the JSON object of a trace with one event per line, each by a separate call.
+    """Return the JSON object of a trace as bytes, with one event per line.
 
-    A call holds the GIL, so other threads can run between two lines.
+    Each event is encoded by a separate call, between which other threads can run, because a call holds the
+    interpreter lock.
     """
     encode = msgspec.json.Encoder().encode
     head = {name: value for name, value in trace.items() if name != "traceEvents"}
@@ -128,26 +144,21 @@ def find_traces(run: Path) -> list[TraceFile]:
     """
     if not run.is_dir():
         raise FileNotFoundError(f"no run at {run}: expected the directory of a run")
-    found = [
-        TraceFile(int(name[1]), int(name[2]), path)
-        for path in (run / FOLDER).glob("*.json")
-        if (name := _NAME.fullmatch(path.name))
-    ]
-    if not found:
+    matches = [(_NAME.fullmatch(path.name), path) for path in (run / FOLDER).glob("*.json")]
+    traces = [TraceFile(int(match[1]), int(match[2]), path) for match, path in matches if match]
+    if not traces:
         runs = sorted(path.parent.name for path in run.glob(f"*/{FOLDER}"))
-        why = (
-            f"there are runs in {', '.join(runs)}"
-            if runs
-            else ("the run had no TraceHook, or ended before it recorded a window")
-        )
-        raise ValueError(f"{run} has no trace: expected files in {run / FOLDER}, got none; {why}")
-    return sorted(found)
+        reason = "the run had no TraceHook, or ended before it recorded a window"
+        if runs:
+            reason = f"there are runs in {', '.join(runs)}"
+        raise ValueError(f"{run} has no trace: expected files in {run / FOLDER}, got none; {reason}")
+    return sorted(traces)
 
 
 def merged(files: Sequence[TraceFile]) -> dict[str, Any]:
-    """Return one trace of several windows, which viewers show as one process each.
+    """Return one trace of several windows of a rank, which viewers show as one process for each window.
 
-    The windows are as far apart in time as they were in the run.
+    The times of the events have the same distances as in the run.
 
     Raises:
         OSError: a file cannot be read.
@@ -157,7 +168,7 @@ def merged(files: Sequence[TraceFile]) -> dict[str, Any]:
     origin = min(trace["otherData"]["began"] for trace in traces)
     events = []
     for number, (file, trace) in enumerate(zip(files, traces, strict=True), start=1):
-        shift = (trace["otherData"]["began"] - origin) * 1e6
+        shift = (trace["otherData"]["began"] - origin) * 1e6  # microseconds
         for event in trace["traceEvents"]:
             if event["ph"] != "M":
                 event["ts"] = round(event["ts"] + shift, 3)
@@ -172,7 +183,7 @@ def merged(files: Sequence[TraceFile]) -> dict[str, Any]:
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """Read the trace file of a window.
+    """Read and check the trace file of a window, and return its JSON object.
 
     Raises:
         OSError: the file cannot be read.
@@ -182,8 +193,8 @@ def read_trace(path: Path) -> dict[str, Any]:
         if not is_trace(path):
             raise ValueError("it does not begin like one")
         data = path.read_bytes()
-        msgspec.json.decode(data, type=_Trace)
+        msgspec.json.decode(data, type=_Trace)  # raises if the fields that are used are wrong
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        why = on_a_line(str(error))
-        raise ValueError(f"{path} is damaged, or not a trace of eventloop: {why}") from error
+        reason = on_a_line(str(error))
+        raise ValueError(f"{path} is damaged, or not a trace of eventloop: {reason}") from error

@@ -1,8 +1,8 @@
-"""Merge the files that all ranks wrote of one window into a single trace, and find the slow rank.
+"""Merge the trace files of all ranks of one window into a single trace, and find the slow rank.
 
-The clocks of the ranks differ. But the ranks leave each iteration's all-reduce of the gradients together, so
-the ends of their backward passes are the same moment, by which the clocks are aligned. Iterations without a
-backward pass are aligned by their ends.
+The clocks of the ranks differ. But the all-reduce of the gradients, and so the backward pass of an iteration,
+ends at the same time on all ranks, and the clocks are aligned by these ends. Iterations without a backward
+pass are aligned by their own ends.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ from eventloop.tracing.files import TraceFile, of_rank, read_trace
 from eventloop.util.formatting import duration
 
 Json = dict[str, Any]
+"""The JSON object of a trace or of one of its events."""
 _TIMED = frozenset({"iteration", "phase", "event", "wait"})
 """The kinds of spans from which the phases of an iteration are computed."""
 _OUTER = frozenset({"before_train_iter", "after_train_iter"})
+"""The events whose handlers run the backward pass and the optimizer's step, besides other hooks."""
 _WITHIN_STEP = frozenset({"after_backward", "before_optimizer_step", "after_optimizer_step"})
+"""The events whose handlers run within the optimizer's phase."""
 
 
 class MergedRanks(NamedTuple):
-    """A trace of one window in which each rank is a process."""
+    """The merged trace of one window, in which each rank is a process."""
 
     trace: Json
     world_size: int
     slow: Straggler | None
-    """The rank for which the others wait, or None."""
+    """The rank for which the other ranks wait, or None."""
 
 
 def merge_ranks(file: TraceFile) -> MergedRanks:
-    """Merge rank 0's file of a window with those of the other ranks.
+    """Merge the trace files of all ranks of a window, given the file of rank 0.
 
     Raises:
         OSError: a file cannot be read.
@@ -41,16 +44,17 @@ def merge_ranks(file: TraceFile) -> MergedRanks:
             iteration in common.
     """
     traces = _read_all(file)
-    iterations = [_iterations(trace) for trace in traces]
-    shared = sorted(set.intersection(*(set(own) for own in iterations)))
-    if not shared:
+    iterations_by_rank = [_iterations(trace) for trace in traces]
+    common = sorted(set.intersection(*map(set, iterations_by_rank)))
+    if not common:
         raise ValueError(f"{file.path} and the windows of the other ranks have no iteration in common")
-    shifts = clock_shifts([{i: own[i].together for i in shared} for own in iterations])
-    slow = _slow_rank([[own[i].phases for i in shared] for own in iterations])
-    return MergedRanks(_merge(traces, shifts, slow), len(traces), slow)
+    ends = [{i: iterations[i].backward_end for i in common} for iterations in iterations_by_rank]
+    slow = _slow_rank([[iterations[i].phases for i in common] for iterations in iterations_by_rank])
+    return MergedRanks(_merge(traces, clock_shifts(ends), slow), len(traces), slow)
 
 
 def _read_all(file: TraceFile) -> list[Json]:
+    """Return the traces of all ranks, given rank 0's file."""
     first = read_trace(file.path)
     world_size = first["otherData"].get("world_size", 1)
     if world_size < 2:
@@ -66,55 +70,55 @@ def _read_all(file: TraceFile) -> list[Json]:
     return [first, *(read_trace(of_rank(file.path, rank)) for rank in range(1, world_size))]
 
 
-def clock_shifts(together: Sequence[dict[int, float]]) -> list[float]:
-    """Return the difference of rank 0's clock and each rank's, to be added to the times of that rank.
+def clock_shifts(ends: Sequence[dict[int, float]]) -> list[float]:
+    """Return for each rank the shift that converts its times to the clock of rank 0.
 
     Args:
-        together: for each rank the times, by iteration, at which it left the all-reduce that ends together on
-            all ranks.
+        ends: for each rank, by iteration, the time of its clock at the end of the all-reduce, which is the
+            same time on all ranks.
     """
-    first = together[0]
-    return [median(first[i] - own[i] for i in first.keys() & own.keys()) for own in together]
+    first = ends[0]
+    return [median(first[i] - own[i] for i in first.keys() & own.keys()) for own in ends]
 
 
 class Iteration(NamedTuple):
     """The times of one iteration on one rank."""
 
     phases: Phases
-    together: float
-    """The time at which the rank left the all-reduce, in microseconds of the rank's clock."""
+    backward_end: float
+    """The end of the backward pass, or of the iteration without one, in microseconds of the rank's clock."""
 
 
 def _iterations(trace: Json) -> dict[int, Iteration]:
     """Return the completed iterations of a rank's trace, by number."""
-    spans: dict[int, list[Json]] = {}
+    spans_by_number: dict[int, list[Json]] = {}
     for event in trace["traceEvents"]:
         if event["ph"] == "X" and event["cat"] in _TIMED and "iter" in event["args"]:
-            spans.setdefault(event["args"]["iter"], []).append(event)
-    return {
-        number: _iteration(own)
-        for number, own in spans.items()
-        if any(event["cat"] == "iteration" for event in own)
-    }
+            spans_by_number.setdefault(event["args"]["iter"], []).append(event)
+    iterations = {}
+    for number, spans in spans_by_number.items():
+        if any(span["cat"] == "iteration" for span in spans):
+            iterations[number] = _iteration(spans)
+    return iterations
 
 
-def _iteration(every: Sequence[Json]) -> Iteration:
-    """Compute the phase times of an iteration from its spans, divided in the same way as by StepClock."""
+def _iteration(spans_and_waits: Sequence[Json]) -> Iteration:
+    """Compute the phase times of an iteration from its spans, in the same way as StepClock."""
+    spans = [event for event in spans_and_waits if event["cat"] != "wait"]
+    whole = next(span for span in spans if span["cat"] == "iteration")
+    waits = [event for event in spans_and_waits if event["cat"] == "wait" and _within(event, whole)]
     seconds: dict[str, float] = {}
     ends: dict[str, float] = {}
-    spans = [event for event in every if event["cat"] != "wait"]
-    whole = next(event for event in spans if event["cat"] == "iteration")
-    waits = [event for event in every if event["cat"] == "wait" and _within(event, whole)]
-    for event in spans:
-        name = event["cat"] if event["cat"] == "iteration" else event["name"]
-        inside = waits if event is not whole else []
-        waited = sum(wait["dur"] for wait in inside if _within(wait, event))
-        seconds[name] = seconds.get(name, 0.0) + (event["dur"] - waited) / 1e6
-        ends[name] = event["ts"] + event["dur"]
-    backward, optimizer = seconds.get("backward", 0.0), seconds.get("optimizer", 0.0)
-    optimizer -= sum(seconds.get(name, 0.0) for name in _WITHIN_STEP) if optimizer else 0.0
-    hooks = sum(seconds.get(name, 0.0) for name in _OUTER) - backward - optimizer
+    for span in spans:
+        name = "iteration" if span["cat"] == "iteration" else span["name"]
+        waited = 0.0 if span is whole else sum(wait["dur"] for wait in waits if _within(wait, span))
+        seconds[name] = seconds.get(name, 0.0) + (span["dur"] - waited) / 1e6
+        ends[name] = span["ts"] + span["dur"]
     data, forward = seconds.get("data", 0.0), seconds.get("forward", 0.0)
+    backward, optimizer = seconds.get("backward", 0.0), seconds.get("optimizer", 0.0)
+    if optimizer:
+        optimizer -= sum(seconds.get(name, 0.0) for name in _WITHIN_STEP)
+    hooks = sum(seconds.get(name, 0.0) for name in _OUTER) - backward - optimizer
     each = {cause: _seconds_of(waits, name) for cause, name in WAITING.items()}
     rest = seconds["iteration"] - data - forward - backward - optimizer - hooks - sum(each.values())
     phases = Phases(
@@ -131,40 +135,49 @@ def _iteration(every: Sequence[Json]) -> Iteration:
 
 
 def _within(inner: Json, outer: Json) -> bool:
-    begins: bool = outer["ts"] <= inner["ts"]
-    return begins and bool(inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"])
+    """Return whether a span lies within another span."""
+    begins_within: bool = outer["ts"] <= inner["ts"]
+    ends_within: bool = inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
+    return begins_within and ends_within
 
 
 def _seconds_of(waits: Sequence[Json], name: str) -> float:
+    """Return the seconds of the waits with this name."""
     seconds: float = sum(wait["dur"] for wait in waits if wait["name"] == name) / 1e6
     return seconds
 
 
 def _slow_rank(ranks: Sequence[Sequence[Phases]]) -> Straggler | None:
-    """Return the slow rank of the window, or None.
+    """Return the rank that is slow in most parts of a window, or None.
 
-    A window of a trace is shorter than those in which a run looks for a slow rank, so it is divided into
-    shorter ones.
+    `lasting_slow_rank` compares several windows of a run, so the window of the trace is divided into parts.
+
+    Args:
+        ranks: for each rank, the phases of each iteration.
     """
-    windows = [list(each) for each in zip(*ranks, strict=True)]
-    size = max(1, len(windows) // LATEST)
-    return lasting_slow_rank([summed(windows[at : at + size]) for at in range(0, len(windows), size)])
+    iterations = [list(phases) for phases in zip(*ranks, strict=True)]
+    size = max(1, len(iterations) // LATEST)
+    parts = [iterations[start : start + size] for start in range(0, len(iterations), size)]
+    return lasting_slow_rank([summed(part) for part in parts])
 
 
 def _merge(traces: Sequence[Json], shifts: Sequence[float], slow: Straggler | None) -> Json:
-    """Merge the traces of all ranks into one, on the clock of rank 0, which begins at 0.
+    """Merge the traces of all ranks into one on the clock of rank 0, with the earliest time as 0.
 
-    The events of `traces` are changed in place. Those of type "M" are metadata, without a time.
+    Args:
+        traces: the traces, whose events are changed in place.
+        shifts: the result of `clock_shifts`.
+        slow: the slow rank, or None.
     """
     origin = min(_begin(trace) + shift for trace, shift in zip(traces, shifts, strict=True))
     events = []
     for rank, (trace, shift) in enumerate(zip(traces, shifts, strict=True)):
-        is_slow = slow is not None and rank == slow.rank
+        suffix = _slow_text(slow) if slow is not None and rank == slow.rank else ""
         for event in trace["traceEvents"]:
-            if event["ph"] != "M":
+            if event["ph"] != "M":  # "M" is metadata, which has no time
                 event["ts"] = round(event["ts"] + shift - origin, 3)
             elif event["name"] == "process_name":
-                event["args"]["name"] = f"rank {rank}" + (_mark(slow) if slow and is_slow else "")
+                event["args"]["name"] = f"rank {rank}{suffix}"
             elif event["name"] == "process_sort_index":
                 event["args"]["sort_index"] = rank
             events.append({**event, "pid": rank})
@@ -174,8 +187,10 @@ def _merge(traces: Sequence[Json], shifts: Sequence[float], slow: Straggler | No
 
 
 def _begin(trace: Json) -> float:
+    """Return the time of the earliest event of a trace, in microseconds; 0 without events."""
     return min((event["ts"] for event in trace["traceEvents"] if event["ph"] != "M"), default=0.0)
 
 
-def _mark(slow: Straggler) -> str:
+def _slow_text(slow: Straggler) -> str:
+    """Return the end of the name of the slow rank's process."""
     return f", slow in {slow.where}: {duration(slow.longer)} longer an iteration"

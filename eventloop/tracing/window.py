@@ -1,6 +1,6 @@
-"""Record one window of iterations: everything that happens on the bus, and the phases of each iteration.
+"""Record one window of iterations: the spans of the bus, the phases of each iteration, waits and saves.
 
-`TraceHook` opens a window, and writes the result with `eventloop.tracing.files`.
+`TraceHook` creates a `TraceWindow`, and writes the result with `eventloop.tracing.files`.
 """
 
 from __future__ import annotations
@@ -40,17 +40,20 @@ _ENDS = {
     BACKWARD_ENDS: (BACKWARD_BEGINS, "backward"),
     OPTIMIZER_ENDS: (BACKWARD_ENDS, "optimizer"),
 }
-"""For each mark that ends a phase: the mark at which the phase begins, and the name of the phase."""
+"""For each mark of the step clock that ends a phase: the mark that begins the phase, and the phase's name."""
 _RECORDED = (BeforeVal, AfterVal, BeforeTest, AfterTest, BeforeSaveCheckpoint, CheckpointSaved)
+"""The events that are recorded even if nothing else subscribes to them."""
 
 
 class TracedPhases:
-    """Record the phases of each iteration, in place of the trainer's device clock.
+    """Record the phases of each iteration, as a proxy of the trainer's device clock.
 
     The loop and the optimizer hook report the begin and end of each phase to the device clock. This object
-    takes its place, records the times, and passes the calls on to the device clock.
+    replaces it as `trainer.clock.device`, records the times, and passes the calls on to it.
 
     Args:
+        trainer: the trainer.
+        recorder: receives the spans.
         ended: called at the end of each iteration with the iteration's number.
     """
 
@@ -65,42 +68,45 @@ class TracedPhases:
     def begin(self, iterations: int) -> None:
         """Record the data phase, and the time at which the forward phase begins.
 
-        The step clock calls it after `before_train_iter`.
+        The step clock calls this after `before_train_iter`.
 
         Args:
-            iterations: the completed iterations, which the device clock gets.
+            iterations: the number of completed iterations, for the device clock.
         """
         if self.inner is not None:
             self.inner.begin(iterations)
         clock, now = self._trainer.clock, perf_counter()
         self._iter = self._trainer.iter
         self._times = {FORWARD_BEGINS: now}
-        skipped = clock.hooks > 0  # batches were skipped: their handlers ran between the waits for data
-        self._phase("data", clock.began, now if skipped else clock.began + clock.data)
+        # if batches were skipped, handlers ran between the waits for data, which are then no single span
+        has_skipped = clock.hooks > 0
+        self._phase("data", clock.began, now if has_skipped else clock.began + clock.data)
 
-    def mark(self, what: int) -> None:
-        """Record the time of a mark such as FORWARD_ENDS, and record the phase that the mark ends."""
-        if self.inner is not None:
-            self.inner.mark(what)
-        now = self._times[what] = perf_counter()
-        begins, name = _ENDS.get(what, (what, ""))
-        if name and begins in self._times:
-            self._phase(name, self._times[begins], now)
+    def mark(self, kind: int) -> None:
+        """Record the time of a mark, and the phase that the mark ends.
 
-    def end(self) -> None:
-        """Record the iteration, and call `ended`.
-
-        Nothing is recorded for the iteration in which this object was made.
+        Args:
+            kind: the mark, such as FORWARD_ENDS.
         """
         if self.inner is not None:
+            self.inner.mark(kind)
+        now = self._times[kind] = perf_counter()
+        begin_kind, name = _ENDS.get(kind, (kind, ""))
+        if name and begin_kind in self._times:
+            self._phase(name, self._times[begin_kind], now)
+
+    def end(self) -> None:
+        """Record the iteration, and call `ended`; do nothing in the iteration in which recording began."""
+        if self.inner is not None:
             self.inner.end()
-        if not self._times:  # the window was prepared within this iteration
+        if not self._times:
             return
         began = self._trainer.clock.began
         self._recorder.here("iteration", f"iteration {self._iter}", began, perf_counter() - began, self._iter)
         self._ended(self._iter)
 
     def _phase(self, name: str, began: float, ended: float) -> None:
+        """Record the span of a phase."""
         self._recorder.here("phase", name, began, ended - began, self._iter)
 
     @property
@@ -115,11 +121,12 @@ class TracedPhases:
 
 
 class TraceWindow:
-    """A recording from the creation of this object to the end of iteration `end - 1`.
+    """Record a window of iterations, from the creation of this object on.
 
     Args:
-        first: the number of the first iteration in the window, which is the next one to begin.
-        end: the number of the iteration after the last one in the window.
+        trainer: the trainer.
+        first: the number of the window's first iteration, which is the next one to begin.
+        end: the number of the iteration after the window's last one.
         limit: the largest number of spans, and of queue lengths, to record.
         over: called when the last iteration of the window has ended.
 
@@ -134,7 +141,8 @@ class TraceWindow:
         self.extent = first, end
         self.recorder = SpanRecorder(limit)
         self.iterations = 0
-        self._saves: dict[str, float] = {}
+        """The number of completed iterations of the window."""
+        self._save_begins: dict[str, float] = {}  # by path, the `perf_counter` at the begin of a save
         bus = trainer.bus
         self.recording: Recording = bus.record(self.recorder)
         self._subscription = bus.subscribe(
@@ -146,10 +154,9 @@ class TraceWindow:
         self._began, self._began_unix = perf_counter(), time.time()
 
     def close(self) -> WindowFacts:
-        """Restore the trainer's clock, cancel the subscription, and return the facts of the window.
+        """Stop recording the training thread, and return the facts of the window.
 
-        The recorder stays on the bus, so that background subscribers can finish; `recording` removes it
-        later.
+        The recorder still records deliveries to background subscribers until the caller ends `recording`.
         """
         trainer, (first, end) = self._trainer, self.extent
         trainer.clock.device = self._marks.inner
@@ -157,7 +164,7 @@ class TraceWindow:
         self._subscription.cancel()
         name = trainer.work_dir.name or str(trainer.work_dir)
         return WindowFacts(
-            run=name.encode(errors="replace").decode(),  # the name of a folder need not be UTF-8
+            run=name.encode(errors="replace").decode(),  # without lone surrogates
             first_iter=first,
             iterations=self.iterations,
             complete=first + self.iterations >= end,
@@ -175,22 +182,26 @@ class TraceWindow:
             self._over()
 
     def _waited(self, wait: Wait) -> None:
-        """Record a span of a wait that has just ended, within those of the handlers that waited."""
+        """Record the span of a wait that has just ended."""
         name, iteration = WAITING[wait.cause], self._trainer.iter
         self.recorder.here("wait", name, wait.began, wait.seconds, iteration, event=wait.name)
 
     def _record_save(self, event: Event) -> None:
-        """Store when a checkpoint save begins, and record a span of the save when it ends.
+        """Store when a checkpoint save begins, and record the span of the save when it ends.
 
-        The subscription itself makes the trainer emit the other events of `_RECORDED`, and so records
-        their spans, too.
+        Other events of `_RECORDED` are ignored here: the bus records the spans of all events that have a
+        subscriber.
         """
         if isinstance(event, BeforeSaveCheckpoint):
-            self._saves[event.path] = perf_counter()
+            self._save_begins[event.path] = perf_counter()
         elif isinstance(event, CheckpointSaved):
-            self._saved(event, perf_counter())
+            self._add_save(event, perf_counter())
 
-    def _saved(self, event: CheckpointSaved, now: float) -> None:
-        began = self._saves.pop(event.path, now - event.seconds)  # a save begun before the window has no note
+    def _add_save(self, event: CheckpointSaved, now: float) -> None:
+        """Record the span of a save that has ended.
+
+        The begin of a save that began before the window is computed from its duration.
+        """
+        began = self._save_begins.pop(event.path, now - event.seconds)
         name, seconds = event.path.rsplit("/", 1)[-1], min(event.seconds, now - began)
         self.recorder.add(Span(SAVER, "save", name, began, seconds, event.iter, "checkpoint_saved"))

@@ -44,7 +44,7 @@ from eventloop.evaluation.monitored_metrics import MonitoredMetrics
 from eventloop.evaluation.schedule import Schedule, Workflow, WorkflowSchedule, schedule_of
 from eventloop.events import Event
 from eventloop.events.run import CurrentRun
-from eventloop.metrics.rows import Place
+from eventloop.metrics.rows import RunLimits
 from eventloop.migration.names import knowing_attributes, knowing_calls, knowing_others
 from eventloop.model.device_clock import device_clock
 from eventloop.model.forward import LossFn, predict, train_outputs
@@ -460,9 +460,9 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         self.metrics.mode = mode
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RunLimits:
         """The limits of the run, for events that are created later."""
-        return Place(self.max_iters, self.max_epochs)
+        return RunLimits(self.max_iters, self.max_epochs)
 
     @property
     def by_epoch(self) -> bool:

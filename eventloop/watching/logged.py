@@ -17,7 +17,7 @@ import msgspec
 from eventloop.eventlog.format import FILE_NAME as EVENTS
 from eventloop.eventlog.format import EventRecord
 from eventloop.eventlog.jsonl import FILE_NAME as ROWS
-from eventloop.eventlog.jsonl import RESERVED, name_of, unmarked
+from eventloop.eventlog.jsonl import RESERVED, from_json_value, name_of
 from eventloop.eventlog.notices import notice
 from eventloop.events import AfterRun, BeforeRun, Event, ScalarsLogged
 from eventloop.events.base import event_name
@@ -170,7 +170,7 @@ class Logged:
             return
         if (name := row["event"]) in NOTED:
             with suppress(msgspec.MsgspecError, ValueError, TypeError, RecursionError):
-                event: Event = msgspec.convert(unmarked(row), type=find_event(name))
+                event: Event = msgspec.convert(from_json_value(row), type=find_event(name))
                 self._follow_run(event)
                 if not self._has_events:
                     self._add_notice(event, None)

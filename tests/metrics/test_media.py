@@ -13,12 +13,12 @@ from eventloop.events import HistogramLogged, ImageLogged
 from eventloop.hooks import LoggerHook
 from eventloop.metrics import EventStorage
 from eventloop.metrics.media import MEDIA_LIMIT
-from eventloop.metrics.rows import Place
+from eventloop.metrics.rows import RunLimits
 from tests.support.trainers import MakeTrainer, batches
 
 
 def events(storage: EventStorage) -> list[Any]:
-    packet = storage.collect_media(Place(100, 10))
+    packet = storage.collect_media(RunLimits(100, 10))
     assert packet.ready()
     return list(packet.events())
 

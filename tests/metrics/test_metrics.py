@@ -13,13 +13,13 @@ import torch
 from eventloop.events import ScalarsLogged
 from eventloop.metrics import EventStorage
 from eventloop.metrics.history import HistoryBuffer
-from eventloop.metrics.rows import Place
+from eventloop.metrics.rows import RunLimits
 from eventloop.metrics.storage import CHECK_EVERY, COLLECT_AT, PENDING_LIMIT
 
 
 def logged(storage: EventStorage) -> list[Any]:
     """The events of everything put since the last call."""
-    return storage.collect(Place(100, 10)).events()
+    return storage.collect(RunLimits(100, 10)).events()
 
 
 def scalars(storage: EventStorage) -> list[tuple[int, dict[str, float]]]:

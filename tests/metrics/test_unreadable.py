@@ -13,7 +13,7 @@ import torch
 from eventloop.events import Event, ScalarsLogged
 from eventloop.hooks import LoggerHook
 from eventloop.metrics import EventStorage
-from eventloop.metrics.rows import Place
+from eventloop.metrics.rows import RunLimits
 from eventloop.metrics.storage import CHECK_EVERY
 from tests.support.trainers import MakeTrainer, batches
 
@@ -96,7 +96,7 @@ def test_a_value_that_cannot_be_read_is_lost_alone(
         storage.put_scalar("loss", torch.tensor(1.0))
         storage.put_scalar("z", bad if storage.iter == 2 else torch.tensor(float(storage.iter)), hint)
 
-    events = storage.collect(Place()).events()
+    events = storage.collect(RunLimits()).events()
 
     values = {value for _, row in scalars(events) for name, value in row.items() if name == "z"}
     assert (4, {"loss": 1.0, "z": 4 / 3 if hint else 3.0}) in scalars(events)

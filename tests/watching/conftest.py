@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from eventloop.eventlog.jsonl import FILE_NAME, key_of, marked
+from eventloop.eventlog.jsonl import FILE_NAME, key_of, to_json_value
 from eventloop.ownership.status import RunStatus, write_status
 from eventloop.watching import RunReader, RunView
 from tests.ownership.conftest import ELSEWHERE, forge, run
@@ -72,7 +72,7 @@ def add_rows(run: Path, *rows: dict[str, Any], end: bytes = b"") -> Path:
     """Append rows to `metrics.jsonl` as JSONLWriter does, and then bytes."""
     path = run / FILE_NAME
     with path.open("ab") as file:
-        file.write(b"".join(msgspec.json.encode(marked(row)) + b"\n" for row in rows) + end)
+        file.write(b"".join(msgspec.json.encode(to_json_value(row)) + b"\n" for row in rows) + end)
     return path
 
 

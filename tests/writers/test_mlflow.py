@@ -30,7 +30,7 @@ from eventloop.events import (
 )
 from eventloop.events.run import Run
 from eventloop.writers import EventLogWriter, MLflowWriter
-from eventloop.writers.tracker import Known
+from eventloop.writers.tracker_state import Known
 from tests.support.internals import substitute
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 

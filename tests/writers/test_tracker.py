@@ -31,8 +31,9 @@ from eventloop.writers import (
     TrackioWriter,
     WandbWriter,
 )
-from eventloop.writers.tracker import Known, TrackerWriter
+from eventloop.writers.tracker import TrackerWriter
 from eventloop.writers.tracker_arguments import basic_login, masked
+from eventloop.writers.tracker_state import Known
 from tests.support.internals import substitute
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 
