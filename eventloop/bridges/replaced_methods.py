@@ -14,18 +14,18 @@ class _Replaced(NamedTuple):
     name: str
     ours: Callable[..., Any]
     before: Any
-    """The former method in the object's own `__dict__`, or `_ABSENT` if only the class had it."""
+    """The object's attribute of that name before the replacement; `_ABSENT` if only its class had one."""
 
 
 class ReplacedMethods:
-    """Replace methods of objects by other functions, until `restore`.
+    """Replace methods of objects by other functions until `restore` is called.
 
         methods = ReplacedMethods()
         methods.replace(callback, "on_step_end", lambda call: measured(call))
         methods.restore()
 
-    The function becomes an attribute of the object. Its class does not change, because engines check it with
-    `isinstance`. An object that takes no attributes keeps its method.
+    The function becomes an attribute of the object. The object's class stays the same, because engines check
+    it with `isinstance`. An object that accepts no attributes keeps its method.
     """
 
     def __init__(self) -> None:
@@ -40,10 +40,7 @@ class ReplacedMethods:
             self._replaced.append(_Replaced(owner, name, ours, before))
 
     def restore(self) -> None:
-        """Give all objects their own methods back.
-
-        A method that other code has replaced in the meantime stays as that code made it.
-        """
+        """Undo all replacements, except of methods that other code has replaced since."""
         while self._replaced:
             owner, name, ours, before = self._replaced.pop()
             if getattr(owner, "__dict__", {}).get(name) is not ours:

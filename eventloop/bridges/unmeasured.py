@@ -1,4 +1,4 @@
-"""Go on without a measurement that fails, because a host's training must not end by being measured."""
+"""Suppress errors of measuring, which must not end the training of another engine (the host)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _warned: set[str] = set()
 
 @contextmanager
 def measuring_only(what: str) -> Iterator[None]:
-    """Log an error of the block, once for each `what`, and go on after the block without it.
+    """Suppress an error of the block, and log it once for each `what`.
 
         with measuring_only("a hook of MMEngine"):
             methods.replace(hook, "after_train_iter", measured)
 
     Args:
-        what: what then has no row in the costs.
+        what: the name, for the log, of the thing that then has no row in the costs.
     """
     try:
         yield
