@@ -1,4 +1,4 @@
-"""Separate a command's own arguments from those of the script that it runs."""
+"""Separate the arguments of a command of eventloop from those of the script that it runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _WITH_VALUE = ("--writers", "--work-dir")
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the command's own arguments, and those of the script.
+    """Return the command's own arguments, and the arguments of the script.
 
-    The script's arguments follow the first `--` for `plan`, and the script itself for `run`. argparse cannot
-    separate them: it would drop a second `--`, and take options of the script as the command's.
+    For `plan`, the script's arguments follow the first `--`; for `run`, they follow the script. argparse
+    cannot separate them: it would drop a second `--`, and take options of the script for the command's.
     """
     given = list(arguments)
     if given[:1] == ["run"]:
