@@ -76,7 +76,7 @@ def lightning_callback(attacher: Attacher) -> Any:
 
 
 def _lightning_trainers(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Create our callback with each Lightning trainer, unless the script has given the trainer one."""
+    """Patch Lightning so that each trainer gets our callback, unless the script has given it one."""
     connector_class = module._CallbackConnector
     configure = connector_class.on_trainer_init
 
@@ -96,7 +96,7 @@ def _lightning_trainers(attacher: Attacher, changes: ExitStack, module: ModuleTy
 
 
 def _lightning_runs(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Wrap the function in which Lightning runs a trainer, so that our callback is in its list meanwhile."""
+    """Patch Lightning so that our callback is in the list of a trainer while that runs, and only then."""
     handle = module._call_and_handle_interrupt
 
     @wraps(handle)
@@ -137,7 +137,7 @@ def _has_entry_point() -> bool:
 
 
 def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Create our callback with each Transformers trainer; it is in the trainer's list during its runs."""
+    """Patch Transformers so that each trainer gets our callback, and has it in its list while it runs."""
 
     class Callback:
         def __new__(cls) -> Any:
@@ -208,13 +208,13 @@ def _with_transformers_callback(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ignite(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Attach to each ignite engine at its first run: before that, the script may still add handlers."""
+    """Patch ignite so that each engine gets a bridge when it first runs, once all its handlers were added."""
     engine_class = module.Engine
     _replace(changes, engine_class, "run", IgniteRuns(attacher).wrap_run(engine_class.run))
 
 
 def _mmengine(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Have our hook in the list of an MMEngine runner while it runs; else the list has the script's hooks."""
+    """Patch MMEngine so that our hook is in the list of each runner while that runs, and only then."""
     runner_class = module.Runner
 
     def wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:

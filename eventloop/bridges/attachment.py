@@ -95,7 +95,7 @@ class Attachment:
         host: the engine's name, for errors.
         never: the events that this host cannot emit, each with the reason.
         bus, hooks, writers, work_dir, measure: arguments of the bridge.
-        followed: a function that is called with each new attachment. A copy of the bridge makes another one.
+        followed: a function that is called with this attachment, and with that of each copy of the bridge.
         steer: a function that is called with the new trainer, and replaces commands by those for this host.
 
     Raises:
@@ -339,10 +339,10 @@ class Attachment:
 
 
 def _move_to_free_directory(trainer: DrivenTrainer, error: WorkDirInUseError) -> None:
-    """Give a trainer a new directory next to its own, which another live run owns, and log an error."""
-    own = trainer.work_dir
+    """Give a trainer a new directory, because another live run owns its present one; log that as an error."""
+    owned = trainer.work_dir
     try:
-        trainer.work_dir = free_directory(own)  # appends a number, because `own` exists
+        trainer.work_dir = free_directory(owned)  # appends a number, because the directory exists
     except OSError:
         trainer.work_dir = Path(tempfile.mkdtemp(prefix="eventloop-"))
     trainer.checkpoint_dir = trainer.work_dir

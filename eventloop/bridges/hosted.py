@@ -128,7 +128,7 @@ class HostedTrainer(DrivenTrainer):
             super().end_val(metrics)
 
     def exit_evaluation(self) -> None:
-        """End the evaluation under way, if there is one, which the host has not ended because of an error."""
+        """End the evaluation if one is still open, because an error has kept the host from ending it."""
         if self.mode != "train":
             self._exit_part("evaluation")
 
@@ -148,11 +148,11 @@ class HostedTrainer(DrivenTrainer):
     def _exit_part(self, part: str) -> None:
         """End `part` ("epoch" or "evaluation"), the last begun, with the reason "left", and log it once."""
         self._warn_once(f"an {part} without its end", 'ends it with the reason "left"')
-        left = GeneratorExit()  # as when a program breaks out of the trainer's own loop
-        self._begun(part).__exit__(GeneratorExit, left, None)
+        error = GeneratorExit()  # as when a program breaks out of the trainer's own loop
+        self._begun(part).__exit__(GeneratorExit, error, None)
 
-    def _warn_once(self, what: str, instead: str) -> None:
-        """Log what the host did and what is done about it, once for each kind."""
-        if what not in self._warned:
-            self._warned.add(what)
-            logger.warning("%s had %s; the bridge %s, and says so once", self.host, what, instead)
+    def _warn_once(self, problem: str, reaction: str) -> None:
+        """Log a problem in the host's calls and the reaction of the bridge, once for each problem."""
+        if problem not in self._warned:
+            self._warned.add(problem)
+            logger.warning("%s had %s; the bridge %s, and says so once", self.host, problem, reaction)

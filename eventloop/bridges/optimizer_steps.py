@@ -21,18 +21,18 @@ def announced_steps(trainer: DrivenTrainer) -> Iterator[Callable[[], None]]:
     """
     began, waits = 0.0, trainer.clock.waits
     # looked up once: saves two calls a step (`benchmarks.bridges`)
-    wanted = trainer.bus.wanted(BeforeOptimizerStep, AfterOptimizerStep)
+    has_subscribers = trainer.bus.wanted(BeforeOptimizerStep, AfterOptimizerStep)
 
     def before(optimizer: Any, *_: Any) -> None:
         nonlocal began
         trainer.record_rates(optimizer)
-        if wanted[BeforeOptimizerStep]:
+        if has_subscribers[BeforeOptimizerStep]:
             trainer.announce(BeforeOptimizerStep)
         began = perf_counter() - waits.seconds
 
     def after(*_: Any) -> None:
         trainer.clock.charge("optimizer", perf_counter() - waits.seconds - began)
-        if wanted[AfterOptimizerStep]:
+        if has_subscribers[AfterOptimizerStep]:
             trainer.announce(AfterOptimizerStep)
 
     handles: list[Any] = []
@@ -43,8 +43,8 @@ def announced_steps(trainer: DrivenTrainer) -> Iterator[Callable[[], None]]:
 
     def register_hooks() -> None:
         remove_hooks()
-        for given in each_optimizer(trainer.optimizer):
-            optimizer = hookable(given) or given  # Accelerate's wrapper of an optimizer calls no hooks
+        for wrapper in each_optimizer(trainer.optimizer):
+            optimizer = hookable(wrapper) or wrapper  # Accelerate's wrapper of an optimizer calls no hooks
             handles.extend(
                 [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
             )

@@ -141,10 +141,10 @@ class OptunaPruningHook(Hook):
             return self._report(score, step)
         failure: Exception | None = None
         try:
-            own = Verdict(self._report(score, step))
+            own_verdict = Verdict(self._report(score, step))
         except Exception as error:
-            failure, own = error, Verdict(False, error_text(error))
-        verdict = decided_by_rank_0(lambda: own)
+            failure, own_verdict = error, Verdict(False, error_text(error))
+        verdict = decided_by_rank_0(lambda: own_verdict)
         if failure is not None:
             raise failure
         if verdict.error:

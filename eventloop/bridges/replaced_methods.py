@@ -12,7 +12,7 @@ _ABSENT = object()
 class _Replaced(NamedTuple):
     owner: Any
     name: str
-    ours: Callable[..., Any]
+    replacement: Callable[..., Any]
     before: Any
     """The object's attribute of that name before the replacement; `_ABSENT` if only its class had one."""
 
@@ -34,16 +34,16 @@ class ReplacedMethods:
     def replace(self, owner: Any, name: str, change: Callable[[Callable[..., Any]], Any]) -> None:
         """Replace a method by the function that `change` returns when called with the bound method."""
         before = getattr(owner, "__dict__", {}).get(name, _ABSENT)
-        ours = change(getattr(owner, name))
+        replacement = change(getattr(owner, name))
         with suppress(AttributeError, TypeError):
-            setattr(owner, name, ours)
-            self._replaced.append(_Replaced(owner, name, ours, before))
+            setattr(owner, name, replacement)
+            self._replaced.append(_Replaced(owner, name, replacement, before))
 
     def restore(self) -> None:
         """Undo all replacements, except of methods that other code has replaced since."""
         while self._replaced:
-            owner, name, ours, before = self._replaced.pop()
-            if getattr(owner, "__dict__", {}).get(name) is not ours:
+            owner, name, replacement, before = self._replaced.pop()
+            if getattr(owner, "__dict__", {}).get(name) is not replacement:
                 continue
             if before is _ABSENT:
                 delattr(owner, name)

@@ -11,23 +11,23 @@ _warned: set[str] = set()
 
 
 @contextmanager
-def measuring_only(what: str) -> Iterator[None]:
-    """Suppress an error of the block, and log it once for each `what`.
+def measuring_only(subject: str) -> Iterator[None]:
+    """Suppress an error of the block, and log it once for each `subject`.
 
         with measuring_only("a hook of MMEngine"):
             methods.replace(hook, "after_train_iter", measured)
 
     Args:
-        what: the name, for the log, of the thing that then has no row in the costs.
+        subject: the name, for the log, of the thing that then has no row in the costs.
     """
     try:
         yield
     except Exception as error:
-        if what not in _warned:
-            _warned.add(what)
+        if subject not in _warned:
+            _warned.add(subject)
             logger.warning(
                 "%s has no row in the costs, because measuring it failed: %s: %s",
-                what,
+                subject,
                 type(error).__name__,
                 error,
                 exc_info=True,

@@ -65,7 +65,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; errors of the script are raised unchanged, as Python would raise them."""
+    """Run the command; return its exit code, or raise an error of the script unchanged."""
     try:
         bridge_options = _bridge_options(options)
         folder = mkdtemp(prefix="eventloop_run_")

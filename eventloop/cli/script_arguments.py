@@ -18,21 +18,21 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     given = list(arguments)
     if given[:1] == ["run"]:
-        at = _script(given) + 1
-        return given[:at], given[at:]
+        end = _script_index(given) + 1
+        return given[:end], given[end:]
     if given[:1] == ["tell"]:
         return ["tell", *options_first(given[1:])], []
     if given[:1] != ["plan"] or "--" not in given:
         return given, []
-    at = given.index("--")
-    return given[:at], given[at + 1 :]
+    separator = given.index("--")
+    return given[:separator], given[separator + 1 :]
 
 
-def _script(given: Sequence[str]) -> int:
-    """Return the position of the script in the arguments of `run`."""
-    at = 1
-    while at < len(given) and given[at].startswith("-"):
-        if given[at] == "--":
-            return at + 1
-        at += 2 if given[at] in _WITH_VALUE else 1
-    return at
+def _script_index(given: Sequence[str]) -> int:
+    """Return the index of the script in the arguments of `run`."""
+    index = 1
+    while index < len(given) and given[index].startswith("-"):
+        if given[index] == "--":
+            return index + 1
+        index += 2 if given[index] in _WITH_VALUE else 1
+    return index

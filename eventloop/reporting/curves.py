@@ -168,10 +168,8 @@ class _Records:
         """
         steps, values = np.array(self.steps, np.int64), np.array(self.values, np.float64)
         is_latest = np.ones(len(steps), bool)
-        replaced_from, end = (
-            math.inf,
-            len(steps),
-        )  # later parts have the curve from the step `replaced_from` on
+        end = len(steps)
+        replaced_from = math.inf  # from this step on, the records of later parts are the latest
         for part, begin in reversed(self.begins.items()):
             part_steps = steps[begin:end]
             is_latest[begin:end] = (part_steps <= limits[part]) & (part_steps < replaced_from)

@@ -77,9 +77,8 @@ class Evaluator:
             Exception: the validation has raised it.
         """
         while True:
-            lives = (
-                self._run_lives()
-            )  # read before the search, so that this finds an ended run's last checkpoint
+            # read before the search, so that the search finds the last checkpoint of a run that has ended
+            lives = self._run_lives()
             while (candidate := self._next()) is not None and not self.stopped:
                 self._validate(*candidate)
             if self.stopped or not (follow and lives):

@@ -180,7 +180,7 @@ def _list(path: str, directory: Path, found: CheckpointsFound) -> None:
     except OSError:
         return
     found.checkpoints.extend(_checkpoint(path, item) for item in inventory.checkpoints)
-    found.saving.extend(left.name for left in inventory.leftovers if left.alive)
+    found.saving.extend(leftover.name for leftover in inventory.leftovers if leftover.alive)
     found.damaged.extend(inventory.damaged)
 
 

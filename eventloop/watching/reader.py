@@ -100,13 +100,14 @@ class RunReader:
         """
         self._unreadable = []
         self._attempt(self._logged.read, None)
-        found = self._attempt(self._costs.read, CostsFound())
+        costs_found = self._attempt(self._costs.read, CostsFound())
         beat = self._attempt(lambda: read_status(self._directory), None)
         status, age = (None, None) if beat is None else (beat.status, self._age.of(beat))
-        verdict = self._judge(status, age or 0.0, found.costs)
-        if found.costs is not None and found.costs.complete and verdict.state not in OVER:
-            found = CostsFound()  # they belong to an earlier call of `train`
-        return self._view(status, age, verdict, found)
+        verdict = self._judge(status, age or 0.0, costs_found.costs)
+        if costs_found.costs is not None and costs_found.costs.complete and verdict.state not in OVER:
+            # costs are complete only at the end of a call of `train`, so these are of an earlier call
+            costs_found = CostsFound()
+        return self._view(status, age, verdict, costs_found)
 
     def _attempt(self, read: Callable[[], T], otherwise: T) -> T:
         try:
@@ -126,9 +127,9 @@ class RunReader:
         return judge(self._run, owner, status, age, recorded, self._hung_seconds)
 
     def _view(
-        self, status: RunStatus | None, age: float | None, verdict: Verdict, found: CostsFound
+        self, status: RunStatus | None, age: float | None, verdict: Verdict, costs_found: CostsFound
     ) -> RunView:
-        costs, outcome = found.costs, verdict.outcome
+        costs, outcome = costs_found.costs, verdict.outcome
         named = status.checkpoints if status is not None else ()
         checkpoints = self._checkpoints.read([".", *(path for path in named if path != ".")])
         return RunView(
@@ -154,15 +155,15 @@ class RunReader:
             curves=self._logged.curves(),
             lines=self._logged.lines(),
             health=self._logged.health(),
-            costs_time=found.time,
+            costs_time=costs_found.time,
             phases=[] if costs is None else phase_views(costs),
             waits=[] if costs is None else costs.waits,
             handlers=[] if costs is None else handler_views(costs),
             queues=[] if costs is None else [*map(queue_view, costs.subscribers)],
-            advice=[*found.advice],
+            advice=[*costs_found.advice],
             ranks=_ranks(status, costs),
-            rank_times=[*found.rank_times],
-            slow_rank=found.slow_rank,
+            rank_times=[*costs_found.rank_times],
+            slow_rank=costs_found.slow_rank,
             checkpoints=checkpoints.checkpoints,
             saving=checkpoints.saving,
             damaged=checkpoints.damaged,
@@ -245,5 +246,5 @@ def _is_run(run: Path, names: Sequence[str], *, has_runs: bool) -> bool:
             return True
     if MANIFEST in names:
         return False
-    found = scan(run)
-    return bool(found.manifests if has_runs else found.paths)
+    checkpoints = scan(run)
+    return bool(checkpoints.manifests if has_runs else checkpoints.paths)

@@ -339,10 +339,10 @@ class Bridge:
                     self._during.enter_context(measuring(evaluator, calls, self._names))
 
     def _ensure_run(self, engine: Engine, iteration: int) -> bool:
-        """Begin our trainer's run if the engine runs but has not fired `STARTED`; return whether one is open.
+        """Ensure that our trainer's run has begun; return False outside of `engine.run`.
 
-        ignite continues an interrupted run without `STARTED`. The result is False if a program fires the
-        engine's events outside of `engine.run`.
+        ignite continues an interrupted run without firing `STARTED`, so the run is begun here. A program may
+        fire the engine's events itself, outside of `engine.run`, and then there is no run.
         """
         if self._called and not self._in_run():
             self._begin_run(engine, iteration, max(engine.state.epoch - 1, 0))

@@ -108,7 +108,7 @@ def check(callback: Any) -> None:
     if unknown := [
         event
         for event, handlers in callback._event_handlers.items()
-        if handlers and not _name(callback, event)
+        if handlers and not _our_event(callback, event)
     ]:
         raise ValueError(
             f"the engine has a handler of {unknown[0]}, which this trainer never has: its loader and its "
@@ -130,10 +130,10 @@ class _Terminated(NamedTuple):
     """Record the event at which a handler called `terminate()` of an engine."""
 
     event: Any
-    ours: Any
+    trainer_event: Any
     skip_completed: bool
 
-    def still_calls(self, event: Any, ours: Any) -> bool:
+    def still_calls(self, event: Any, trainer_event: Any) -> bool:
         """Return whether ignite would still call the handlers of an event after `terminate()`.
 
         ignite calls the other handlers of the same event, and those of the end of the run. Our trainer
@@ -141,7 +141,7 @@ class _Terminated(NamedTuple):
         """
         if event == Events.COMPLETED and self.skip_completed:
             return False
-        return event in _END or (event == self.event and ours is self.ours)
+        return event in _END or (event == self.event and trainer_event is self.trainer_event)
 
 
 class _Engines:
@@ -176,31 +176,33 @@ class _Engines:
         parent = _parent(fn)
         evaluates = hasattr(engine, _MODE)
 
-        def call(trainer: Any, ours: Any) -> None:
-            if entry not in engine._event_handlers[event] or not self._happens(engine, event, ours):
+        def call(trainer: Any, trainer_event: Any) -> None:
+            if entry not in engine._event_handlers[event] or not self._happens(engine, event, trainer_event):
                 return  # the handler was removed, or ignite has no such event here
             set_state = _set_evaluator_state if evaluates else _set_state
-            set_state(engine.state, trainer, ours)
+            set_state(engine.state, trainer, trainer_event)
             if event == Events.GET_BATCH_COMPLETED:
                 engine.state.iteration -= 1  # ignite counts the iteration after this event
             engine.last_event_name = event
-            error = (RuntimeError(ours.reason),) if event == Events.EXCEPTION_RAISED else ()
+            error = (RuntimeError(trainer_event.reason),) if event == Events.EXCEPTION_RAISED else ()
             # for a handler that takes the engine, ignite stores a weak reference to it as the first argument
             engine_argument = (engine,) if args and isinstance(args[0], ref) else ()
             fn(*engine_argument, *error, *args[len(engine_argument) :], **kwargs)
-            self._apply_stop(trainer, handler_name(parent), event, ours)
+            self._apply_stop(trainer, handler_name(parent), event, trainer_event)
 
         return ForeignCall(
             f"{handler_name(parent)} at {getattr(event, 'name', event)}",
-            (cast(str, _name(engine, event)),),
+            (cast(str, _our_event(engine, event)),),
             call,
         )
 
-    def _happens(self, engine: Engine, event: Any, ours: Any) -> bool:
+    def _happens(self, engine: Engine, event: Any, trainer_event: Any) -> bool:
         terminated = self._terminated.get(engine)
-        return _happens(event, ours) and (terminated is None or terminated.still_calls(event, ours))
+        return _happens(event, trainer_event) and (
+            terminated is None or terminated.still_calls(event, trainer_event)
+        )
 
-    def _apply_stop(self, trainer: Any, name: str, event: Any, ours: Any) -> None:
+    def _apply_stop(self, trainer: Any, name: str, event: Any, trainer_event: Any) -> None:
         """Stop this trainer if a handler has called `terminate()` of any engine that is in a `Foreign`.
 
         Raises:
@@ -211,8 +213,10 @@ class _Engines:
             if not engine.should_terminate:
                 continue
             skip_completed, engine.should_terminate = engine.should_terminate == "skip_completed", False
-            if not isinstance(ours, AfterTrain):  # after the end of a run, it would stop the next run
-                self._terminated.setdefault(engine, _Terminated(event, ours, skip_completed))
+            if not isinstance(
+                trainer_event, AfterTrain
+            ):  # after the end of a run, it would stop the next run
+                self._terminated.setdefault(engine, _Terminated(event, trainer_event, skip_completed))
                 trainer.stop(f"{name} of an ignite engine called terminate()")
 
     def state_dict(self, callback: Engine) -> dict[str, Any]:
@@ -260,7 +264,7 @@ def _parent(fn: Any) -> Any:
     return fn._parent() if hasattr(fn, "_parent") else fn
 
 
-def _name(engine: Engine, event: Any) -> str | None:
+def _our_event(engine: Engine, event: Any) -> str | None:
     """Return the event of this trainer that corresponds to an ignite event of the engine, or None."""
     if (mode := getattr(engine, _MODE, None)) is not None:
         pattern = EVALUATION.get(event)
@@ -268,39 +272,41 @@ def _name(engine: Engine, event: Any) -> str | None:
     return TRAINING.get(event)
 
 
-def _happens(event: Any, ours: Any) -> bool:
-    """Return whether ignite would fire an event of its own at our trainer's event `ours`.
+def _happens(event: Any, trainer_event: Any) -> bool:
+    """Return whether ignite would fire its `event` at an event of our trainer.
 
     The reason of `after_train` decides between COMPLETED, TERMINATE and EXCEPTION_RAISED, and an epoch that
     is cut short has no EPOCH_COMPLETED.
     """
     if event == Events.EPOCH_COMPLETED:
-        return bool(ours.reason == COMPLETED)
+        return bool(trainer_event.reason == COMPLETED)
     if event == Events.EXCEPTION_RAISED:
-        return bool(ours.reason == "error")
+        return bool(trainer_event.reason == "error")
     if event == Events.TERMINATE:
-        return ours.reason not in (COMPLETED, "error")
-    return not (event == Events.COMPLETED and getattr(ours, "reason", "") == "error")
+        return trainer_event.reason not in (COMPLETED, "error")
+    return not (event == Events.COMPLETED and getattr(trainer_event, "reason", "") == "error")
 
 
-def _set_state(state: State, trainer: Any, ours: Any) -> None:
+def _set_state(state: State, trainer: Any, trainer_event: Any) -> None:
     """Set the counters, batch and output of a training engine; ignite counts from 1."""
-    in_iteration = hasattr(ours, "batch_idx")
-    state.iteration = ours.iter + in_iteration
-    in_epoch = in_iteration or isinstance(ours, BeforeTrainEpoch | AfterTrainEpoch)
-    if isinstance(ours, AfterTrain):
+    in_iteration = hasattr(trainer_event, "batch_idx")
+    state.iteration = trainer_event.iter + in_iteration
+    in_epoch = in_iteration or isinstance(trainer_event, BeforeTrainEpoch | AfterTrainEpoch)
+    if isinstance(trainer_event, AfterTrain):
         in_epoch = trainer.batch_idx > 0  # ignite counts an epoch that was cut short
-    state.epoch = ours.epoch + in_epoch
+    state.epoch = trainer_event.epoch + in_epoch
     state.batch, state.output = trainer.batch, _output(trainer.outputs)
 
 
-def _set_evaluator_state(state: State, trainer: Any, ours: Any) -> None:
-    loader = named_loaders(trainer.val_loader).get(getattr(ours, "loader", ""))
+def _set_evaluator_state(state: State, trainer: Any, trainer_event: Any) -> None:
+    loader = named_loaders(trainer.val_loader).get(getattr(trainer_event, "loader", ""))
     state.epoch, state.max_epochs = 1, 1
     state.epoch_length = trainer.limits.length("val", loader)
-    state.iteration = ours.batch_idx + 1 if hasattr(ours, "batch_idx") else state.epoch_length or 0
+    state.iteration = (
+        trainer_event.batch_idx + 1 if hasattr(trainer_event, "batch_idx") else state.epoch_length or 0
+    )
     state.batch, state.output = trainer.batch, trainer.outputs
-    state.metrics.update(getattr(ours, "metrics", {}))
+    state.metrics.update(getattr(trainer_event, "metrics", {}))
 
 
 def _output(outputs: Any) -> Any:

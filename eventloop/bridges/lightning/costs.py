@@ -134,13 +134,12 @@ class HostCosts:
     def _methods_with_ambiguous_actions(self, callbacks: Sequence[Any]) -> list[tuple[Any, str]]:
         """Return (callback, method) for each method of callbacks whose profiler actions have equal names.
 
-        An action is named by the callback's `state_key`, which by default is the name of its class.
+        An action is named by the callback's `state_key`, which by default is the name of its class. The keys
+        that several callbacks share are stored in `_ambiguous`.
         """
         measured = {id(callback): callback for callback in callbacks if callback is not self._bridge}.values()
-        for callback in measured:
-            self._names.of(
-                callback, type(callback).__name__
-            )  # callbacks of one class get numbers in this order
+        for callback in measured:  # callbacks of one class get numbers in the order of this list
+            self._names.of(callback, type(callback).__name__)
         counts = Counter(callback.state_key for callback in measured)
         self._ambiguous = {key for key, count in counts.items() if count > 1}
         return [

@@ -122,9 +122,7 @@ class _Driver:
                 return  # was called already, when the checkpoint was loaded
             loop = runner._train_loop
             loop._iter = event.iter
-            loop._epoch = (
-                event.epoch if trainer.by_epoch else 0
-            )  # MMEngine's IterBasedTrainLoop has no epochs
+            loop._epoch = event.epoch if trainer.by_epoch else 0  # IterBasedTrainLoop has no epochs
             lengths = {name: len(buffer.data[0]) for name, buffer in runner.message_hub.log_scalars.items()}
             method(runner, **_arguments(trainer, event, stage))
             self._copy_numbers(trainer, lengths)

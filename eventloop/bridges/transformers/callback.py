@@ -189,7 +189,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         """Wrap `train` of the host to end the run even after an error, and its evaluations to emit events.
 
         Raises:
-            ValueError: the host has two of these callbacks.
+            ValueError: the host has two callbacks of this class.
         """
         _check_single(host.callback_handler.callbacks)
         if self._watched is not None and self._watched() is host:

@@ -168,7 +168,7 @@ def _show(options: argparse.Namespace, head: str, plan: ProgramPlan) -> None:
         document = {"file": str(options.file), **msgspec.to_builtins(plan)}
         print_line(json.dumps(document, indent=2))
         return
-    tables = [plan_table(rows) for rows in plan.buses or [[]]]
+    tables = [plan_table(rows) for rows in plan.buses or [[]]]  # without a bus, one table without rows
     if len(tables) > 1:
         tables = [f"bus {n} of {len(tables)}\n{table}" for n, table in enumerate(tables, start=1)]
     print_line("\n\n".join([on_a_line(head), *tables]))

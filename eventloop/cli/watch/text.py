@@ -112,8 +112,8 @@ def _of(done: int | None, total: int | None) -> str:
 
 
 def _clock(seconds: float) -> str:
-    left = round(min(seconds, 1e12))
-    return f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
+    whole_seconds = round(min(seconds, 1e12))
+    return f"{whole_seconds // 3600}:{whole_seconds // 60 % 60:02}:{whole_seconds % 60:02}"
 
 
 def _wrapped(text: str, width: int, indent: int) -> list[str]:

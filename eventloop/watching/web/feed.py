@@ -97,7 +97,7 @@ class Feed:
                 readings = await call_in_thread(self._read)
                 self._is_fresh = True
                 self._publish(
-                    [run.update(found) for run, found in zip(self._runs, readings, strict=True)], None
+                    [run.update(reading) for run, reading in zip(self._runs, readings, strict=True)], None
                 )
                 if self._pages:
                     await asyncio.sleep(self._interval)

@@ -115,5 +115,5 @@ def _time(view: RunView) -> dict[str, Any]:
 
 def clock(seconds: float) -> str:
     """Format a duration as hours, minutes and seconds: `1:02:03`."""
-    left = round(min(seconds, 1e12))
-    return f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
+    whole_seconds = round(min(seconds, 1e12))
+    return f"{whole_seconds // 3600}:{whole_seconds // 60 % 60:02}:{whole_seconds % 60:02}"
