@@ -262,6 +262,7 @@ class Attachment:
             self._load_states(self.trainer)
 
     def _load_states(self, trainer: DrivenTrainer) -> None:
+        """Load the pending state into the trainer's hooks; undo that if a hook refuses its part."""
         state, self._pending_state = self._pending_state, {}
         if not state:
             return

@@ -126,6 +126,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Replay the log with the writer of `--to`, or deliver undelivered events; return the exit code."""
     if options.to is None:
         return _deliver_undelivered(options)
     try:

@@ -35,6 +35,7 @@ def commit_around(directory: Path) -> str:
 
 
 def _head(git: Path) -> str:
+    """Return the hash of the commit that `HEAD` refers to, given the path of `.git`; "" if it has none."""
     if git.is_file():  # in a second worktree or a submodule, `.git` is a file with the path of the folder
         git = git.parent / git.read_text("utf-8").removeprefix("gitdir:").strip()
     head = (git / "HEAD").read_text("utf-8").strip()

@@ -261,6 +261,7 @@ class _Reader:
         self._furthest = start
 
     def _read_event(self, row: Row) -> None:
+        """Use the row of an event: begins and ends of calls, rollbacks, texts and `run_info`."""
         try:
             row = unmarked(row)
         except RecursionError:

@@ -104,6 +104,7 @@ def lossy(subscriber: SubscriberCost, costs: RunCosts) -> bool:
 
 
 def _duration_facts(costs: RunCosts) -> list[Fact]:
+    """Return the duration of the run with its parts, and a fact on each cause with long waits."""
     if not costs.seconds:
         return []
     iterations = costs.phases.wall - sum(getattr(costs.phases, wait) for wait in WAITS)

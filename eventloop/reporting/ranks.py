@@ -88,7 +88,7 @@ def rank_advice(slow: Straggler, records: Sequence[RunCosts]) -> str:
 
 
 def _slow_handler(rank: int, records: Sequence[RunCosts]) -> str:
-    """Return the handler that takes most time more on `rank` than on the median rank; "" if none takes more.
+    """Return the handler with the largest excess on `rank` over the median rank; "" without an excess.
 
     Only handlers that are called in iterations are compared.
     """

@@ -152,6 +152,7 @@ def _from_events(run: Path) -> str:
 
 
 def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
+    """Return sentences on costs that do not cover the whole run, on missing curves and damaged lines."""
     notes = []
     if costs is not None and not costs.complete:
         notes.append(f"The run is under way, or was killed: {COSTS} is as it was written last.")
@@ -170,16 +171,16 @@ def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
         if last > reached:
             notes.append(f"The costs go up to iteration {reached:,}, the log goes to {last:,}.")
     if log is None:
-        makes = f" {_from_events(run)}." if (run / EVENTS).is_file() else " JSONLWriter writes it."
-        notes.append(f"There are no curves: no {METRICS} here.{makes}")
+        remedy = f"{_from_events(run)}." if (run / EVENTS).is_file() else "JSONLWriter writes it."
+        notes.append(f"There are no curves: no {METRICS} here. {remedy}")
         return notes
     if not log.curves:
         notes.append(f"There are no curves: {METRICS} has no scalars.")
     if log.resumed_at:
-        at = ", ".join(f"{iteration:,}" for iteration in log.resumed_at)
+        iterations = ", ".join(f"{iteration:,}" for iteration in log.resumed_at)
         notes.append(
-            f"Iterations were run again from {at} on: {log.superseded:,} records that others have replaced "
-            "are left out."
+            f"Iterations were run again from {iterations} on: {log.superseded:,} records that others have "
+            "replaced are left out."
         )
     if log.cut_short:
         lines = "line is" if log.cut_short == 1 else "lines are"

@@ -111,6 +111,7 @@ class Evaluator:
         self._show(f"{_title(candidate)}, validated before: {text}")
 
     def _validate(self, name: str, candidate: Candidate) -> None:
+        """Validate one checkpoint, and report its metrics under the id `name` unless they are known."""
         trainer, path = self._trainer, candidate.path
         self._done.add(name)
         try:

@@ -117,6 +117,7 @@ def _killed(owner: Owner, status: RunStatus | None) -> Verdict:
 
 
 def _living(run: str, owner: Owner, status: RunStatus | None, age: float, hung_seconds: float) -> Verdict:
+    """Return the state of a run whose owner is not known to be dead, with the arguments of `judge`."""
     process = f"process {owner.pid} on {owner.host}" if owner.host else "a process whose record is damaged"
     if status is None or not _same(owner, status):
         state = _VIEW_STATES.get(owner.state, "starting")

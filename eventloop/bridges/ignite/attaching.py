@@ -315,6 +315,11 @@ class Bridge:
             raise
 
     def _begin(self, engine: Engine, iteration: int | None, epoch: int | None) -> None:
+        """Begin our trainer's run, measure the handlers, and announce optimizer steps until `engine.run` ends.
+
+        Args:
+            iteration, epoch: completed iterations and epochs; None takes them from the engine.
+        """
         state = engine.state
         trainer = self.attachment.begin_run(
             self._model,

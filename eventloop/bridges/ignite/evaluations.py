@@ -65,6 +65,7 @@ class EvaluatorHandlers:
             trainer.begin_val("val" if self._mode_of_present_run == "val" else "test")
 
     def _mode_of_run(self, evaluator: Engine, trainer: HostedTrainer) -> str:
+        """Return the mode under which the metrics of the run that begins are logged; see the class."""
         engine = self._engine()
         if self._mode in MODES and engine is not None and _same_data(evaluator, engine):
             self._warn_once(TRAIN_DATA, "over the data of the training")

@@ -172,6 +172,7 @@ class _Engines:
                 yield self._call(callback, event, entry)
 
     def _call(self, engine: Engine, event: Any, entry: tuple[Any, ...]) -> ForeignCall:
+        """Return the subscription that calls one handler of an engine, an entry of ignite's table."""
         fn, args, kwargs = entry
         parent = _parent(fn)
         evaluates = hasattr(engine, _MODE)

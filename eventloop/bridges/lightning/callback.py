@@ -163,6 +163,7 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
         self._during.enter_context(ending)
 
     def _begin_run(self, trainer: Any, *, training: bool) -> None:
+        """Begin our trainer's run, and wrap the methods of Lightning that log numbers, until the run ends."""
         if self._running:
             self._during.close()
             self._attachment.end_unfinished_run()

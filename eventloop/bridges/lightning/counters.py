@@ -50,6 +50,7 @@ class Counters:
             yield ForeignCall(f"counters.{event}", (event,), end, Priority.LOWEST)
 
     def _begin(self, trainer: Any, event: Any) -> None:
+        """Set the Lightning trainer's lengths, schedulers and counters when our trainer begins to train."""
         native = self._native
         native.should_stop = False
         length = trainer.limits.length("train", trainer.train_loader)
@@ -66,6 +67,7 @@ class Counters:
             if hasattr(scheduler, "optimizer")
         ]
         self._steps = max(self._steps, trainer.iter)
+        # for Lightning, an epoch whose validation is still due has not ended
         self._epoch = trainer.epoch - resumes_evaluation(trainer)
         self._copy_counters(trainer, event)
 

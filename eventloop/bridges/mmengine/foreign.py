@@ -114,6 +114,7 @@ class _Driver:
         return load
 
     def _call_handler(self, method: Callable[..., Any], stage: str) -> Callable[[Any, Any], object]:
+        """Return a handler that sets the runner's counters, calls a hook's method and applies its effects."""
         hook = method.__self__  # type: ignore[attr-defined]
 
         def call(trainer: Any, event: Any) -> None:
@@ -148,7 +149,7 @@ class _Driver:
         return dict(plain(state, type(callback).__name__))
 
     def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
-        """Replace a CheckpointHook's values in the message hub, which it reads when a training begins."""
+        """Replace the values of a CheckpointHook in the message hub, for the hook's `before_train`."""
         for key in [key for key in self._info if key.startswith(STATE_KEYS)]:
             del self._info[key]
         self._info.update(state)

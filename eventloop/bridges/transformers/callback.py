@@ -284,6 +284,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         return evaluate
 
     def _evaluate_alone(self, host: Any, mode: Evaluate, call: Callable[[], Any]) -> Any:
+        """Evaluate in a run of its own, because no training is under way."""
         args, state = host.args, host.state
         trainer = self._attachment.begin_run(
             host.model,

@@ -190,6 +190,7 @@ class OwnTrainer:
         ]
 
     def _entry(self, event: ScalarsLogged) -> _Entry:
+        """Return logged numbers with Transformers' names, step and epoch, and add them to `log_history`."""
         prefix = {"val": "eval_", "test": "test_"}.get(event.mode, "")
         step = self._updates_at.get(
             event.step, event.step if self._updates_each_iteration else self.state.global_step
@@ -249,6 +250,11 @@ class OwnTrainer:
         return call
 
     def _call(self, callback: Any, method: str, **arguments: Any) -> None:
+        """Call a method of a callback, and stop our trainer if it has requested that.
+
+        Raises:
+            RuntimeError: the method has set a flag that has no effect here.
+        """
         trainer = self._ours
         before = {flag: getattr(self.control, flag) for flag in FLAGS}
         control = getattr(callback, method)(

@@ -89,6 +89,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace, plan_file: Path) -> int:
+    """Show the plan of a config, or of a script; a Python file that begins no run is tried as a config."""
     from eventloop.cli.plan.config import DOCUMENTS, is_config
 
     path: Path = options.file

@@ -144,6 +144,7 @@ def _check_names(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _plan(config: Mapping[str, Any]) -> ConfigPlan:
+    """Build a trainer with the config's hooks and writers and a tiny model, and return its subscriptions."""
     import torch
 
     from eventloop.training.trainer import Trainer

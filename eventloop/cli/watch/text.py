@@ -160,6 +160,7 @@ def _charts(curves: Sequence[CurveView], width: int, height: int, encoding: str)
 
 
 def _details(view: RunView) -> Iterator[Line]:
+    """Yield the lines below the curves: problems, last values, costs, checkpoints and notices."""
     for notice in view.health[-MOST:]:
         yield _named("health", _notice(notice), "bad")
     drawn = {_title(curve) for curve in view.curves}

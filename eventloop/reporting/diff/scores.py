@@ -93,6 +93,7 @@ def _is_score(mode: str, name: str) -> bool:
 def _row(
     mode: str, name: str, first: dict[tuple[str, str], Recorded], second: dict[tuple[str, str], Recorded]
 ) -> ScoreRow:
+    """Compare one score; `first` and `second` have the records of each run by mode and name."""
     a, b = (_by_step(run.get((mode, name))) for run in (first, second))
     bad_a, bad_b = ([step for step, value in scores.items() if not isfinite(value)] for scores in (a, b))
     row = ScoreRow(

@@ -362,6 +362,7 @@ def scalar_charts(runs: Sequence[NamedRun]) -> list[Chart]:
 
 
 def _scalar_chart(name: str, members: Sequence[tuple[NamedRun, Curve]], *, alone: bool) -> Chart:
+    """Return the chart of one scalar; `alone` means that all curves are those of one run."""
     figure = go.Figure()
     for number, (run, curve) in enumerate(members):
         colour = RUN_COLOURS[number % len(RUN_COLOURS)] if alone else run.colour
