@@ -233,11 +233,7 @@ def _exiting_at_sigterm() -> Iterator[None]:
 
 
 def _find_undelivered(options: argparse.Namespace) -> list[UndeliveredLog]:
-    """Return the logs of the events that were still queued when the run ended.
-
-    Raises:
-        ImportError, OSError, ValueError: the input is bad; the message names it.
-    """
+    """Return the logs of the events that were still queued when the run ended; raise for bad input."""
     from eventloop.eventlog.undelivered import FOLDER, find_undelivered
 
     if options.only or options.out is not None:
@@ -248,12 +244,10 @@ def _find_undelivered(options: argparse.Namespace) -> list[UndeliveredLog]:
         _import(module)
     if not (undelivered_logs := find_undelivered(options.run)):
         former_logs = sorted(map(str, options.run.glob(f"{FOLDER}_*/*.evl")))  # renamed at a resume
-        hint = ""
-        if former_logs:
-            hint = f"The run before a resume left {', '.join(former_logs)}: give this file, with --to. "
+        hint = f"The run before a resume left {', '.join(former_logs)}: give this file, with --to. "
         raise FileNotFoundError(
             f"{options.run / FOLDER} holds nothing: no events wait there for their writers. "
-            f"{hint}"
+            f"{hint if former_logs else ''}"
             f"--to TARGET writes its event log with another writer: {', '.join(TARGETS)}"
         )
     return undelivered_logs
@@ -267,10 +261,7 @@ def _no_event(log: Path, report: ReplayReport) -> str:
 
 
 def _output_of(job: Job, report: ReplayReport) -> Path | None:
-    """Return the file or folder that the writer has written, or None.
-
-    If its name is unknown, it is the directory of the job, if the writer has put files there.
-    """
+    """Return the writer's file or folder, or else the job's directory; None if nothing was written."""
     if job.made is not None:
         return job.made if job.made.exists() else None
     if not report.emitted or _is_a("ConsoleWriter", job.writer):
@@ -312,10 +303,9 @@ def _prepare(options: argparse.Namespace) -> Job:
 
 @contextmanager
 def _finding_modules_here() -> Iterator[None]:
-    """Search modules in the current directory, too, within the block, as `--import` needs.
+    """Search modules also in the current directory within the block, as `--import` needs.
 
-    Outside the block it is not searched, because it may be the directory of an untrusted run, with a file
-    `tensorboard.py`.
+    Otherwise it is not searched: it may be the directory of an untrusted run, with a file `tensorboard.py`.
     """
     sys.path.insert(0, "")
     try:

@@ -212,11 +212,9 @@ def with_unit(name: str) -> str:
 
 
 def _mean(seconds: float, phases: Phases, unit: float, zero: str = "") -> str:
-    """Format the mean time per iteration of `seconds`, the sum over all iterations.
+    """Format `seconds`, the sum over all iterations, as a mean per iteration in a unit (1e3 for ms).
 
-    Args:
-        unit: the number of units in a second, such as 1e3 for ms.
-        zero: the text for 0 seconds; "" formats them as a number.
+    The text for 0 seconds is `zero`, if that is given.
     """
     if not phases.iterations or (zero and not seconds):
         return zero or ABSENT
@@ -252,14 +250,11 @@ def _over_budget(costs: Iterable[HandlerCost | SubscriberCost]) -> frozenset[int
 
 
 class Folded(NamedTuple):
-    """Hold the handlers of a table: those with a row of their own, and those that share a last row."""
+    """Hold the handlers with a row of their own, and the built-in and small ones that share a last row."""
 
     shown: list[HandlerCost]
-    """The handlers with a row of their own."""
     built_in: list[HandlerCost]
-    """eventloop's own handlers below `BUILT_IN`."""
     small: list[HandlerCost]
-    """Other handlers below `MATTERS`."""
 
 
 def fold(costs: RunCosts, *, inside: bool) -> Folded:
@@ -370,11 +365,7 @@ def called_handlers(costs: RunCosts, *, inside: bool | None = None) -> list[Hand
 
 
 def with_includes(handler: HandlerCost, name: str = "") -> str:
-    """Return a handler's name, followed by the phases that its time includes, such as "(backward in it)".
-
-    Args:
-        name: a name to be used in place of the handler's own.
-    """
+    """Return the name of a handler, or the given one, followed by the phases that its time includes."""
     name = name or handler.name
     return f"{name} ({', '.join(handler.includes)}{IN_IT}" if handler.includes else name
 

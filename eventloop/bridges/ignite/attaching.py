@@ -229,11 +229,7 @@ class Bridge:
         return self.attachment.trainer  # type: ignore[return-value]  # it exists once a run has begun
 
     def wrap_run(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `engine.run` to begin and end our trainer's run, even after errors that fire no ignite event.
-
-        Args:
-            run: the bound method.
-        """
+        """Wrap the bound method `engine.run` to begin and end our trainer's run, also after any error."""
 
         @wraps(run)
         def run_with_bridge(*args: Any, **kwargs: Any) -> Any:
@@ -315,11 +311,7 @@ class Bridge:
             raise
 
     def _begin(self, engine: Engine, iteration: int | None, epoch: int | None) -> None:
-        """Begin our trainer's run, measure the handlers, and announce optimizer steps until `engine.run` ends.
-
-        Args:
-            iteration, epoch: completed iterations and epochs; None takes them from the engine.
-        """
+        """Begin our trainer's run at completed iterations and epochs; None takes them from the engine."""
         state = engine.state
         trainer = self.attachment.begin_run(
             self._model,

@@ -6,24 +6,20 @@ an `EventLoopCallback` is created.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import cache, partial
-from importlib import import_module
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
-from types import new_class
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from eventloop.bridges.attachment import Attachment, HasAttachment
 from eventloop.bridges.driven import DrivenTrainer
-from eventloop.bridges.host import require
 from eventloop.bridges.host_numbers import read_numbers
 from eventloop.bridges.lightning.commands import steer
 from eventloop.bridges.lightning.costs import HostCosts, followed_by, replaced
 from eventloop.bridges.lightning.directory import directory_of
 from eventloop.bridges.lightning.loaders import loader_names
+from eventloop.bridges.lightning.packages import packages_in_use, public_class, with_bases
 from eventloop.bridges.lightning.run_facts import logged_of, loop_of, optimizers_of, total_of, whole_loss
 from eventloop.bus import Bus
 from eventloop.events import AfterBackward, AfterOptimizerStep, BeforeOptimizerStep
@@ -33,10 +29,6 @@ if TYPE_CHECKING:
 else:
     Base = object
 
-LEAST = "2.4"
-"""The oldest version of Lightning that the bridge supports."""
-PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}
-"""The two packages that contain Lightning, and the names of their distributions."""
 NEVER = {"optimizer_step_skipped": "Lightning does not say that a step was skipped"}
 """The events that no Lightning trainer can emit, each with the reason."""
 
@@ -70,7 +62,7 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        return cast(Self, object.__new__(_with_bases(cast(type, cls), _packages())))
+        return cast(Self, object.__new__(with_bases(cast(type, cls), packages_in_use())))
 
     def __init__(
         self,
@@ -367,44 +359,11 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
                 f"{name or 'this bus'} was given to it: let a Hook in hooks=[...] handle and add commands"
             )
         state = {name: value for name, value in vars(self).items() if name not in self._not_copied}
-        return _restored, (_public(type(self)),), state
+        return _restored, (public_class(type(self)),), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin(None)
-
-
-def _packages() -> tuple[str, ...]:
-    """Return the packages of Lightning that the program has imported, or else the first installed one.
-
-    Raises:
-        ImportError: none is installed, or one is too old.
-    """
-    packages = tuple(name for name in PACKAGES if name in sys.modules)
-    if not packages:
-        installed = [name for name in PACKAGES if find_spec(name.partition(".")[0]) is not None]
-        packages = tuple(installed[:1]) or ("lightning.pytorch",)
-    for name in packages:
-        require(name.partition(".")[0], PACKAGES[name], LEAST, extra="lightning")
-    return packages
-
-
-@cache
-def _with_bases(cls: type, packages: tuple[str, ...]) -> type:
-    """Return a subclass of a class that also derives from the `Callback` class of each package.
-
-    Lightning's trainer requires callbacks to derive from the class of its own package.
-    """
-    bases = [import_module(name).Callback for name in packages]
-    missing = tuple(base for base in bases if not issubclass(cls, base))
-    if not missing:
-        return cls
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return new_class(cls.__name__, (cls, *missing), exec_body=lambda body: body.update(names, _public=cls))
-
-
-def _public(cls: type) -> type:
-    return cast(type, vars(cls).get("_public", cls))
 
 
 def _restored(cls: Any) -> Any:

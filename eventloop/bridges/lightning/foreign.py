@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from eventloop.bridges.host import require
-from eventloop.bridges.lightning.callback import LEAST, PACKAGES
 from eventloop.bridges.lightning.methods import WITHOUT_EVENT, base_of, defines, package_of
 from eventloop.bridges.lightning.own_trainer import OwnTrainer
+from eventloop.bridges.lightning.packages import LEAST, PACKAGES
 
 SYSTEM = "lightning"
 REFUSED = {

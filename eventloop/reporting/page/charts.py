@@ -42,10 +42,7 @@ _LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom",
 _CLEAR = "rgba(0,0,0,0)"
 DASHES = {"train": "solid", "val": "dash", "test": "dot"}
 CLIP = 4
-"""The axis of a chart of phases ends at this multiple of the median iteration.
-
-Longer iterations, which are rare, are cut off; a button of the chart shows them.
-"""
+"""The axis of a chart of phases ends at this multiple of the median iteration; a button shows the rest."""
 BUTTONS = 34
 """The height in pixels of the space for buttons above a chart."""
 FEW = 80
@@ -273,8 +270,7 @@ def _trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
 def handler_charts(runs: Sequence[NamedRun]) -> list[Chart]:
     """Return a chart of the most expensive handlers of an iteration, with a bar for each run, or [].
 
-    A handler whose time includes other phases cannot be compared with others: it has no bar, and a note
-    names it.
+    A handler whose time includes other phases is not comparable, so a note names it in place of a bar.
     """
     handlers_by_run = [by_key(run.costs, inside=True) for run in runs]
     times_by_run = [_microseconds(run.costs) for run in runs]
