@@ -14,13 +14,13 @@ from eventloop.util.terminal import put_file
 STANDARD_OUTPUT = "-"
 
 
-def check_output(option: str, out: str, what: str, is_own: Callable[[Path], bool]) -> None:
+def check_output(option: str, out: str, kind: str, is_own: Callable[[Path], bool]) -> None:
     """Refuse an output path whose folder does not exist, or where a file of another kind is.
 
     Args:
         option: the option that names the path, for the message.
         out: the path.
-        what: the kind of file that the command writes, such as "a trace".
+        kind: the kind of file that the command writes, such as "a trace".
         is_own: returns whether a file is of that kind, and may be replaced.
 
     Raises:
@@ -30,7 +30,7 @@ def check_output(option: str, out: str, what: str, is_own: Callable[[Path], bool
     if out == STANDARD_OUTPUT:
         return
     if path.is_dir() or (path.is_file() and not is_own(path)):
-        got = "a directory" if path.is_dir() else f"not {what}"
+        got = "a directory" if path.is_dir() else f"not {kind}"
         raise ValueError(f"{option} {path} is {got}, and is not replaced: give the name of a new file")
     if not path.parent.is_dir():
         raise ValueError(f"{option} {path} cannot be written: the folder {path.parent} does not exist")

@@ -89,6 +89,11 @@ def _follow(trainer: HostedTrainer, schedules: HostSchedules) -> None:
 
 
 def _restore(table: dict[Any, list[Any]], original_entries: dict[int, Any]) -> None:
+    """Put back the entries of an engine's table of handlers that `_follow` has replaced.
+
+    Args:
+        original_entries: the former entries, by the id of the function that has replaced the handler.
+    """
     for entries in table.values():  # a handler that was removed during the run stays removed
         entries[:] = [original_entries.get(id(entry[0]), entry) for entry in entries]
 

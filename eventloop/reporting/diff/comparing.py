@@ -170,7 +170,11 @@ def _is_shown(name: str, first: dict[str, Series], second: dict[str, Series]) ->
 
 
 def _row(name: str, a: Series | None, b: Series | None, iteration: float) -> DiffRow:
-    """Compare a series of two runs by the rules of `compare`; `iteration` is the seconds of one in A."""
+    """Compare one series in two runs by the rules of `compare`.
+
+    Args:
+        iteration: the seconds of an iteration of A.
+    """
     present = a or b
     assert present is not None
     row = DiffRow(name=name, kind=present.kind, a=None, b=None, difference=0.0, verdict="unknown")
