@@ -63,7 +63,7 @@ class _Signature:
     """Check the arguments of calls of a constructor or method against its parameters without `self`."""
 
     def __init__(self, function: Callable[..., object]) -> None:
-        # the parameters of a wrapper count, not those of the function that it wraps with other arguments
+        # a wrapper is checked by its own parameters, which may differ from those of the function in it
         self._parameters = inspect.signature(function, follow_wrapped=False).parameters
         _, *parameters = self._parameters.values()
         kinds = {parameter.kind for parameter in self._parameters.values()}

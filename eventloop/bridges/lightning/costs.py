@@ -108,7 +108,7 @@ class HostCosts:
             yield
         self._native = self._bridge = None
 
-    def charges(self) -> bool:
+    def in_training_epoch(self) -> bool:
         """Return whether a training epoch is under way, outside of validations."""
         driven = self.driven
         return driven is not None and driven.passing is not None and driven.metrics.inside.mode == "train"
@@ -247,7 +247,7 @@ class Row:
         began, charged = costs.under_way.pop()
         seconds = perf_counter() - began
         self.timing.add(seconds)
-        if costs.driven is None or not costs.charges():
+        if costs.driven is None or not costs.in_training_epoch():
             return
         if self.in_iteration:
             costs.driven.clock.charge("hooks", seconds - charged)
@@ -270,7 +270,7 @@ class Phase:
         costs, phase = self._costs, self._phase
         began, charged = costs.under_way.pop()
         seconds = perf_counter() - began
-        if phase and costs.driven is not None and costs.charges():
+        if phase and costs.driven is not None and costs.in_training_epoch():
             costs.driven.clock.charge(phase, seconds - charged)
         if costs.under_way:
             costs.under_way[-1][1] += seconds
@@ -333,11 +333,11 @@ def _defines(owner: Any, method: str, kind: str) -> bool:
     if definer is None:
         return False
     if kind == "Callback":
-        return not (definer.__qualname__ == "Callback" and _is_lightnings(definer))
-    return not _is_lightnings(definer)
+        return not (definer.__qualname__ == "Callback" and _is_of_lightning(definer))
+    return not _is_of_lightning(definer)
 
 
-def _is_lightnings(cls: type) -> bool:
+def _is_of_lightning(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
 
 

@@ -301,6 +301,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         return result
 
     def _evaluate(self, trainer: DrivenTrainer, mode: Evaluate, call: Callable[[], Any]) -> Any:
+        """Make an evaluation of the host by `call()` between the events of its begin and its end."""
         self._batches_evaluated, self._loader, self._logged = 0, "", {}
         trainer.begin_val(mode)
         result = call()
