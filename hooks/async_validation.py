@@ -13,7 +13,7 @@ from eventloop.events import AfterTrain, BeforeTrain, CheckpointEvaluated
 from eventloop.events.priority import Priority
 from eventloop.hooks.checkpoint_options import checkpoint_hooks
 from eventloop.hooks.hook import Hook, on
-from eventloop.sidecar.building import place_of
+from eventloop.sidecar.building import parse_function
 from eventloop.sidecar.child import EvaluatorProcess
 from eventloop.state.exchange import decided_by_rank_0
 from eventloop.stops.ending import ERROR, LEFT, ends_at_once
@@ -68,7 +68,7 @@ class AsyncValidationHook(Hook):
         self, build: str | None, device: str | None = None, *, wait: float = 600.0, max_waiting: int = 20
     ) -> None:
         if build is not None:
-            place_of(build)  # raises an error if it has not the form "module:function"
+            parse_function(build)  # raises an error if it has not the form "module:function"
         number("wait", wait, least=0)
         positive("max_waiting", max_waiting)
         self._build, self._device = build, None if device is None else str(device)

@@ -1,4 +1,4 @@
-"""Call functions when the program imports certain modules, without importing these modules now."""
+"""Call functions once the program has imported certain modules. This module imports none of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ Action = Callable[[ModuleType], None]
 
 @contextmanager
 def after_import(actions: Mapping[str, Action]) -> Iterator[None]:
-    """Call each action with its module: at once, or when the module is imported within the block."""
+    """Call each action with the module it is given for: at once if the module is imported, else when it is.
+
+    A module that is imported after the block calls no action.
+
+    Args:
+        actions: the functions to call, by the full name of a module.
+    """
     finder = _Finder(actions)
     for name, action in actions.items():
         if name in sys.modules:
@@ -27,7 +33,7 @@ def after_import(actions: Mapping[str, Action]) -> Iterator[None]:
 
 
 class _Finder(MetaPathFinder):
-    """An import finder that lets the other finders find a module, and adds the action to it."""
+    """Find a module by the other import finders, and make its loader call the action of the module."""
 
     def __init__(self, actions: Mapping[str, Action]) -> None:
         self._actions = actions
@@ -38,15 +44,15 @@ class _Finder(MetaPathFinder):
         if fullname not in self._actions:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self._actions[fullname])
         return spec
 
 
 class _Loader(Loader):
-    """A loader that loads a module by its original loader, and then calls the action."""
+    """Load a module by its original loader, and then call the action."""
 
     def __init__(self, loader: Loader, action: Action) -> None:
         self._loader, self._action = loader, action

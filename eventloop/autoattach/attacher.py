@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.autoattach.child_runs import pass_on, passed_on
 from eventloop.autoattach.options import RunOptions
 
-if TYPE_CHECKING:  # these import torch, and the script is to be the first
+if TYPE_CHECKING:  # these import torch, which the script is to import first
     from eventloop.bridges.attachment import Attachment
     from eventloop.bridges.driven import DrivenTrainer
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # these import torch, and the script is to be the first
 class Attacher:
     """Create a bridge for each trainer of a script, with its own bus and directory.
 
-    A bridge is created where the engine (host) takes it, on the thread that creates the trainer.
+    A bridge is created on the thread that creates the trainer, or for ignite that runs the engine first.
 
     Args:
         options: the options of the command.
@@ -28,13 +28,13 @@ class Attacher:
     def __init__(self, options: RunOptions) -> None:
         self.options = options
         self.hosts: set[str] = set()
-        """The names of the engines for which a bridge was created."""
+        """The names of the engines to whose trainers this object has attached a bridge."""
         self.bridged: set[str] = set()
-        """The names of the engines with a trainer to which the script has attached a bridge itself."""
+        """The names of the engines to one of whose trainers the script itself has attached a bridge."""
         self.imports_bridges = False
-        """Whether a bridge, and with it our trainer, was imported here rather than by the script."""
+        """True once this object, not the script, was the first to import a bridge, and so our trainer."""
         self.summaries: dict[Path, str] = {}
-        """The summary of each trainer's last run, by its directory; only the first rank has summaries."""
+        """The text of `summarize` for each trainer's last run, by the run's directory; of rank 0 only."""
         self.problems: dict[str, str] = {}
         """The reason why an engine has no bridge, by the engine's name."""
         self._used: set[Path] = set()
@@ -42,7 +42,7 @@ class Attacher:
     def bridge(self, host: str, module: str) -> Any:
         """Import the bridge for an engine, and return its module.
 
-        If the bridge does not support the installed engine, return None and note the reason in `problems`.
+        If the bridge does not support the installed engine, return None and put the reason into `problems`.
 
         Args:
             host: the engine's name, for messages.
@@ -65,23 +65,24 @@ class Attacher:
         }
 
     def follow(self, attachment: Attachment) -> None:
-        """Give the trainer of a bridge its own directory, and keep the summary of each of its runs."""
+        """Make a bridge use a directory of its own, and store a summary after each of its runs."""
         self.hosts.add(attachment.host)
-        attachment.place, attachment.ended = self.free_directory, self._store_summary
+        attachment.choose_directory, attachment.after_run = self.free_directory, self._store_summary
 
-    def free_directory(self, wanted: Path | None) -> Path | None:
-        """Return the wanted directory for another trainer; None lets that trainer create one.
+    def free_directory(self, preferred: Path | None) -> Path | None:
+        """Return the preferred directory for a new trainer; None lets that trainer create one.
 
-        If an earlier trainer has the wanted directory, return a new one within it: `trainer-2` and so on. All
-        ranks that the script starts together get the same one, because none of them has ended a run yet.
+        If an earlier trainer uses the preferred directory, return `trainer-2`, `trainer-3` and so on within
+        it. All ranks that the script starts together get the same directory, because a directory of another
+        process counts as used only once a run has ended there.
         """
-        if wanted is None:
+        if preferred is None:
             return None  # the trainer creates one, named by the time
         self._used.update(path.absolute() for path in self._child_runs())
-        path, number = wanted, 1
+        path, number = preferred, 1
         while path.absolute() in self._used:
             number += 1
-            path = wanted / f"trainer-{number}"
+            path = preferred / f"trainer-{number}"
         self._used.add(path.absolute())
         return path
 
@@ -97,7 +98,7 @@ class Attacher:
             return
         from eventloop.reporting.summary import summarize
 
-        # the script has no trainer.costs(); `eventloop run` names the command that shows every callback
+        # "": the script has no trainer.costs() to call; `eventloop run` itself names `eventloop report`
         summary = summarize(trainer, everything="")
         self.summaries[trainer.work_dir] = summary
         if self.options.summaries is not None and os.getpid() != self.options.pid:

@@ -1,4 +1,4 @@
-"""Pass the summaries of runs from the processes that a script starts to the command, as files."""
+"""Pass summaries of runs, as files, from processes that a script starts to the process of `eventloop run`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ logger = logging.getLogger("eventloop")
 
 
 class ChildRun(msgspec.Struct, frozen=True):
-    """The summary of a run that ended in a process of the script other than the command's own."""
+    """Hold the directory and the summary of a run that ended in a process that the script has started."""
 
     directory: str
     summary: str
 
 
 def pass_on(folder: Path, directory: Path, summary: str) -> None:
-    """Write the summary of a run to the command's folder; without room for it, log a warning.
+    """Write the summary of a run to a file that `eventloop run` reads; log a warning if it cannot be written.
 
     Args:
-        folder: the folder from which the command reads.
+        folder: the folder in which `eventloop run` looks for such files.
         directory: the run's directory.
         summary: the summary's text.
     """
@@ -36,10 +36,10 @@ def pass_on(folder: Path, directory: Path, summary: str) -> None:
 def passed_on(folder: Path) -> dict[Path, str]:
     """Return the summaries that `pass_on` has written, by the directory of each run, the oldest first."""
     runs: dict[Path, str] = {}
-    for path in sorted(folder.glob("*.json")):  # none if the command has ended
+    for path in sorted(folder.glob("*.json")):  # empty if `eventloop run` has ended and removed the folder
         try:
             run = msgspec.json.decode(path.read_bytes(), type=ChildRun)
         except msgspec.DecodeError:
-            continue  # the process was killed while it wrote
+            continue  # the process was killed while it wrote the file
         runs[Path(run.directory)] = run.summary
     return runs

@@ -1,4 +1,4 @@
-"""Attach a bridge to every trainer that a program creates with another engine."""
+"""Patch other engines so that each trainer that a program creates with them gets a bridge."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ PACKAGES = {
     "ignite": ("ignite",),
     "MMEngine": ("mmengine",),
 }
-"""The supported engines, and their packages."""
-
+"""The supported engines, each with the packages that contain it."""
 
 NO_ENTRY_POINT = (
     "Lightning starts the script again for each rank, and finds no entry point of eventloop there: install "
     "eventloop again (pip install -e . in a checkout), or start the ranks by torchrun -m eventloop run"
 )
 LIGHTNING_ATTRIBUTE = "_eventloop_callback"
-"""The attribute of a Lightning trainer with our callback, which refers to the trainer itself."""
+"""The attribute in which a Lightning trainer has our callback between its runs."""
 MMENGINE_ATTRIBUTE = "_eventloop_hook"
-"""The attribute of a runner of MMEngine with our hook."""
+"""The attribute in which a runner of MMEngine has our hook between its runs."""
 TRANSFORMERS_ATTRIBUTE = "_eventloop_callback"
-"""The attribute of a Transformers trainer with our callback, and with its place in the list of callbacks."""
+"""The attribute in which a Transformers trainer has our callback, with its index in the list of callbacks."""
 
 
 def any_installed() -> bool:
@@ -45,7 +44,7 @@ def any_installed() -> bool:
 def attached(attacher: Attacher) -> Iterator[None]:
     """Attach a bridge to each trainer that is created within the block, once its engine is imported."""
     with ExitStack() as changes:
-        where: dict[str, Callable[[Attacher, ExitStack, ModuleType], None]] = {
+        patches: dict[str, Callable[[Attacher, ExitStack, ModuleType], None]] = {
             "lightning.pytorch.trainer.connectors.callback_connector": _lightning_trainers,
             "pytorch_lightning.trainer.connectors.callback_connector": _lightning_trainers,
             "lightning.pytorch.trainer.call": _lightning_runs,
@@ -54,38 +53,38 @@ def attached(attacher: Attacher) -> Iterator[None]:
             "ignite.engine": _ignite,
             "mmengine.runner": _mmengine,
         }
-        actions = {name: partial(attach, attacher, changes) for name, attach in where.items()}
+        actions = {name: partial(patch, attacher, changes) for name, patch in patches.items()}
         changes.enter_context(after_import(actions))
         yield
 
 
 def lightning_callback(attacher: Attacher) -> Any:
-    """Return Lightning's callback for another trainer.
+    """Return a new bridge to Lightning.
 
-    None if Lightning is too old; `attacher.problems` then has the reason.
+    Return None if Lightning is too old, with the reason in `attacher.problems`.
     """
     bridge = attacher.bridge("Lightning", "lightning")
     try:
         callback = bridge and bridge.EventLoopCallback(**attacher.arguments())
-    except ImportError as error:  # the bridge looks at the version when a callback is made
+    except ImportError as error:  # the constructor of the callback checks Lightning's version
         attacher.problems["Lightning"] = str(error)
         return None
     if callback is not None:
         attacher.follow(callback._attachment)
-        callback._options["followed"] = attacher.follow  # in the copies that ranks get by `spawn`, too
+        callback._options["followed"] = attacher.follow  # also for the copies in ranks started by `spawn`
     return callback
 
 
 def _lightning_trainers(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Create our callback with each Lightning trainer, unless the script has given the trainer one."""
+    """Patch Lightning so that each trainer gets our callback, unless the script has given it one."""
     connector_class = module._CallbackConnector
     configure = connector_class.on_trainer_init
 
     @wraps(configure)
-    def configuring(connector: Any, *args: Any, **kwargs: Any) -> None:
+    def configure_and_create(connector: Any, *args: Any, **kwargs: Any) -> None:
         configure(connector, *args, **kwargs)
         trainer = connector.trainer
-        bridge = sys.modules.get("eventloop.bridges.lightning")  # the script may have one
+        bridge = sys.modules.get("eventloop.bridges.lightning")  # imported if the script uses it
         if bridge is not None and _has(trainer.callbacks, bridge.EventLoopCallback):
             attacher.bridged.add("Lightning")
         elif _starts_ranks(trainer) and not _has_entry_point():
@@ -93,26 +92,26 @@ def _lightning_trainers(attacher: Attacher, changes: ExitStack, module: ModuleTy
         else:
             setattr(trainer, LIGHTNING_ATTRIBUTE, lightning_callback(attacher))
 
-    _replace(changes, connector_class, "on_trainer_init", configuring)
+    _replace(changes, connector_class, "on_trainer_init", configure_and_create)
 
 
 def _lightning_runs(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Wrap the function that makes each run of Lightning trainers, to have our callback among theirs."""
+    """Patch Lightning so that our callback is in the list of a trainer while that runs, and only then."""
     handle = module._call_and_handle_interrupt
 
     @wraps(handle)
-    def handling(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    def handle_with_callback(trainer: Any, *args: Any, **kwargs: Any) -> Any:
         with _with_our_callback(trainer):
             return handle(trainer, *args, **kwargs)
 
-    _replace(changes, module, "_call_and_handle_interrupt", handling)
+    _replace(changes, module, "_call_and_handle_interrupt", handle_with_callback)
 
 
 @contextmanager
 def _with_our_callback(trainer: Any) -> Iterator[None]:
-    """Place our callback among a Lightning trainer's, before its checkpoint callbacks, within the block.
+    """Have our callback in a Lightning trainer's list, before its checkpoint callbacks, within the block.
 
-    Between runs the list is as the script has made it: the script may compare it, or pass it to another
+    Between runs the list has only the script's callbacks: the script may compare it, or pass it to another
     trainer.
     """
     callback = vars(trainer).get(LIGHTNING_ATTRIBUTE)
@@ -123,7 +122,7 @@ def _with_our_callback(trainer: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        trainer.callbacks[:] = [each for each in trainer.callbacks if each is not callback]
+        _remove(callback, trainer.callbacks)
 
 
 def _starts_ranks(trainer: Any) -> bool:
@@ -132,13 +131,13 @@ def _starts_ranks(trainer: Any) -> bool:
 
 
 def _has_entry_point() -> bool:
-    """Return whether processes that Lightning starts will find `lightning_ranks.callbacks`."""
+    """Return whether `lightning_ranks.callbacks` is installed as an entry point that Lightning looks for."""
     points = entry_points(group="lightning.pytorch.callbacks_factory")
     return any(point.module == "eventloop.autoattach.lightning_ranks" for point in points)
 
 
 def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Create our callback with each Transformers trainer, and have it among its callbacks during calls."""
+    """Patch Transformers so that each trainer gets our callback, and has it in its list while it runs."""
 
     class Callback:
         def __new__(cls) -> Any:
@@ -149,13 +148,13 @@ def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) ->
             callback.on_init_end = partial(_join_transformers, attacher, bridge.EventLoopCallback, callback)
             return callback
 
-    reporting = module.get_reporting_integration_callbacks
+    reporting_callbacks = module.get_reporting_integration_callbacks
 
-    @wraps(reporting)
-    def with_ours(*args: Any, **kwargs: Any) -> list[Any]:
-        return [Callback, *reporting(*args, **kwargs)]
+    @wraps(reporting_callbacks)
+    def with_our_callback(*args: Any, **kwargs: Any) -> list[Any]:
+        return [Callback, *reporting_callbacks(*args, **kwargs)]
 
-    _replace(changes, module, "get_reporting_integration_callbacks", with_ours)
+    _replace(changes, module, "get_reporting_integration_callbacks", with_our_callback)
     for name in ("train", "evaluate", "predict"):
         _replace(changes, module.Trainer, name, _with_transformers_callback(getattr(module.Trainer, name)))
 
@@ -163,81 +162,86 @@ def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) ->
 def _join_transformers(
     attacher: Attacher, cls: Any, callback: Any, args: Any, state: Any, control: Any, **kwargs: Any
 ) -> None:
-    """Add our callback to a new Transformers trainer, unless the script has given it one."""
+    """Attach our callback to a new Transformers trainer, unless the script has given the trainer a bridge.
+
+    The trainer's constructor calls this as `on_init_end` of our callback.
+    """
     from eventloop.bridges.transformers.host import find_host
 
     del callback.on_init_end
-    if (found := find_host(callback)) is None:
+    if (calling := find_host(callback)) is None:
         return
-    trainer, callbacks = found.trainer, found.trainer.callback_handler.callbacks
-    others = [each for each in callbacks if each is not callback]
+    trainer, callbacks = calling.trainer, calling.trainer.callback_handler.callbacks
+    others = [other for other in callbacks if other is not callback]
     if _has(others, cls):
         attacher.bridged.add("Transformers")
     else:
         attacher.follow(callback._attachment)
         callback.on_init_end(args, state, control, **kwargs)
         setattr(trainer, TRANSFORMERS_ATTRIBUTE, (callback, callbacks.index(callback)))
-        adding = trainer.add_callback  # refuses a second bridge, if it sees the first
-        trainer.add_callback = MethodType(_with_transformers_callback(lambda _, each: adding(each)), trainer)
+        # our `add_callback` refuses a second bridge, so our callback must be in the list while it is called
+        add_callback = trainer.add_callback
+        with_ours = _with_transformers_callback(lambda _, added: add_callback(added))
+        trainer.add_callback = MethodType(with_ours, trainer)
     trainer.callback_handler.callbacks = others
 
 
 def _with_transformers_callback(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method of Transformers trainers to have our callback in its old place among theirs.
+    """Wrap a method of Transformers trainers so that our callback is in the trainer's list during the call.
 
-    Between calls the list is as the script has made it.
+    Between calls the list has only the script's callbacks.
     """
 
     @wraps(call)
-    def calling(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        callback, place = vars(trainer).get(TRANSFORMERS_ATTRIBUTE, (None, 0))
+    def call_with_callback(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        callback, index = vars(trainer).get(TRANSFORMERS_ATTRIBUTE, (None, 0))
         handler = trainer.callback_handler
-        if callback is None or any(each is callback for each in handler.callbacks):
+        if callback is None or any(present is callback for present in handler.callbacks):
             return call(trainer, *args, **kwargs)
-        handler.callbacks.insert(place, callback)
+        handler.callbacks.insert(index, callback)
         try:
             return call(trainer, *args, **kwargs)
         finally:
-            handler.callbacks[:] = [each for each in handler.callbacks if each is not callback]
+            _remove(callback, handler.callbacks)
 
-    return calling
+    return call_with_callback
 
 
 def _ignite(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Attach to each ignite engine at its first run, because ignite does not signal a complete engine."""
-    engine = module.Engine
-    _replace(changes, engine, "run", IgniteRuns(attacher).attaching(engine.run))
+    """Patch ignite so that each engine gets a bridge when it first runs, once all its handlers were added."""
+    engine_class = module.Engine
+    _replace(changes, engine_class, "run", IgniteRuns(attacher).wrap_run(engine_class.run))
 
 
 def _mmengine(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Have our hook among those of each runner while it runs; between runs the list is the script's."""
+    """Patch MMEngine so that our hook is in the list of each runner while that runs, and only then."""
     runner_class = module.Runner
 
-    def running(run: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(run)
-        def running(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        def run_with_hook(runner: Any, *args: Any, **kwargs: Any) -> Any:
             hook = _mmengine_hook(attacher, runner)
-            if hook is None or any(each is hook for each in runner.hooks):
+            if hook is None or any(present is hook for present in runner.hooks):
                 return run(runner, *args, **kwargs)
             runner.register_hook(hook)
             try:
                 return run(runner, *args, **kwargs)
             finally:
-                runner._hooks[:] = [each for each in runner._hooks if each is not hook]
+                _remove(hook, runner._hooks)
 
-        return running
+        return run_with_hook
 
     for name in ("train", "val", "test"):
-        _replace(changes, runner_class, name, running(getattr(runner_class, name)))
+        _replace(changes, runner_class, name, wrap_run(getattr(runner_class, name)))
 
 
 def _mmengine_hook(attacher: Attacher, runner: Any) -> Any:
-    """Return our hook for a runner; None if the script has given it one, or MMEngine is too old."""
+    """Return our hook for a runner; None if the script has given the runner one, or MMEngine is too old."""
     bridge = attacher.bridge("MMEngine", "mmengine")
     if bridge is None:
         return None
     hook = vars(runner).get(MMENGINE_ATTRIBUTE)
-    if _has([each for each in runner.hooks if each is not hook], bridge.EventLoopHook):
+    if _has([other for other in runner.hooks if other is not hook], bridge.EventLoopHook):
         attacher.bridged.add("MMEngine")
         return None
     if hook is None:
@@ -251,6 +255,11 @@ def _has(hooks: Sequence[Any], cls: type) -> bool:
     return any(isinstance(hook, cls) for hook in hooks)
 
 
+def _remove(member: Any, members: list[Any]) -> None:
+    members[:] = [other for other in members if other is not member]
+
+
 def _replace(changes: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Set an attribute until `changes` is closed."""
     changes.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)

@@ -1,6 +1,6 @@
-"""Attach bridges in the rank processes that Lightning starts, in which the script runs again.
+"""Attach bridges in the rank processes that Lightning starts, each of which runs the script again.
 
-Lightning calls `callbacks`, an entry point, for each trainer of any program, so this module imports little.
+Lightning calls the entry point `callbacks` for each trainer of any program, so this module imports little.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from eventloop.autoattach.options import options_of
 
 
 def callbacks() -> list[Any]:
-    """Return a bridge, but only in a rank process of a training that `eventloop run` has started.
+    """Return a list with a bridge in a rank process that a script under `eventloop run` has started, else [].
 
-    The command's own process attaches the bridge by itself. A rank process needs one too, because the ranks
-    of a run exchange numbers.
+    In the process of `eventloop run`, `hosts` attaches the bridge. Every rank needs one, because the bridges
+    of the ranks exchange numbers.
     """
     options = options_of(os.environ)
     if options is None or options.pid == os.getpid() or "LOCAL_RANK" not in os.environ:

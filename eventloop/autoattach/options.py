@@ -1,4 +1,4 @@
-"""Hold the options of `eventloop run`, and pass them to processes that the script starts."""
+"""Hold the options of `eventloop run`, and pass them to the processes that the script starts."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import MutableMapping
 import msgspec
 
 VARIABLE = "EVENTLOOP_RUN"
-"""The environment variable that passes the options to rank processes."""
+"""The environment variable that passes the options, as JSON, to rank processes."""
 
 
 class RunOptions(msgspec.Struct, frozen=True):
-    """The options of a bridge that `eventloop run` attaches.
+    """Hold the options of the bridges that `eventloop run` attaches.
 
     Args:
         writers: class names of writers.
-        work_dir: directory of the first trainer's files; None means the host's.
-        measure: whether each callback of the host has a row in the costs.
-        summaries: folder of the command for the summaries of runs that end in other processes.
+        work_dir: directory of the first trainer's files; None means the directory that its engine uses.
+        measure: whether the time of each callback of the engine is measured.
+        summaries: folder to which other processes write the summaries of their runs, for the command.
         pid: the process id of the command.
     """
 
@@ -35,6 +35,6 @@ class RunOptions(msgspec.Struct, frozen=True):
 
 
 def options_of(environment: MutableMapping[str, str]) -> RunOptions | None:
-    """Return the options that a command has put into an environment, or None without a command."""
+    """Return the options in an environment, or None if `eventloop run` has not put any there."""
     text = environment.get(VARIABLE)
     return msgspec.json.decode(text, type=RunOptions) if text else None

@@ -13,14 +13,14 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 _RUNNERS = ("<frozen runpy>", __file__)
-"""The files whose stack frames, between `run_main` and the script, tracebacks leave out."""
+"""The files whose stack frames tracebacks leave out, between `run_main` and the script."""
 
 
 def check_script(script: str, *, module: bool) -> None:
     """Check that a script, or a module, exists.
 
     Raises:
-        FileNotFoundError: it does not exist.
+        FileNotFoundError: the script or module does not exist.
         ValueError: the file is not a Python file.
     """
     if module:
@@ -36,20 +36,20 @@ def check_script(script: str, *, module: bool) -> None:
 def _check_module(name: str) -> None:
     sys.path.insert(0, os.getcwd())
     try:
-        found = find_spec(name) is not None
+        exists = find_spec(name) is not None
     except ModuleNotFoundError:
-        found = False
+        exists = False
     finally:
         del sys.path[0]
-    if not found:
+    if not exists:
         raise FileNotFoundError(f"no module named {name!r} in {os.getcwd()} or among the installed packages")
 
 
 def run_main(script: str, arguments: Sequence[str], *, module: bool) -> None:
-    """Run a script, or a module, as `__main__`; raise its errors, and its SystemExit.
+    """Run a script, or a module, as `__main__`; raise its errors and its SystemExit.
 
-    `sys.argv` and the first entry of `sys.path` are as if Python had started the script. The interpreter
-    shows an error that ends the program without the frames above the script.
+    `sys.argv` and the first entry of `sys.path` are as if Python had started the script. The traceback of an
+    error that ends the program begins with the script's frames.
     """
     _begin_tracebacks_at_the_script()
     sys.argv[:] = [script, *arguments]
@@ -62,7 +62,7 @@ def run_main(script: str, arguments: Sequence[str], *, module: bool) -> None:
 
 
 def _run_file(script: str) -> None:
-    """Run a file in a new `__main__` module, which stays: the script's exit functions may need it."""
+    """Run a file in a new module `__main__`, which stays in `sys.modules` for the script's exit functions."""
     path = os.path.abspath(script)
     main = ModuleType("__main__")
     vars(main).update(__file__=path, __builtins__=builtins)
@@ -73,23 +73,23 @@ def _run_file(script: str) -> None:
 
 
 def _begin_tracebacks_at_the_script() -> None:
-    shown = sys.excepthook
+    excepthook = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         below = _below_run_main(traceback)
-        shown(kind, error.with_traceback(below), below)
+        excepthook(kind, error.with_traceback(below), below)
 
     sys.excepthook = show
 
 
 def _below_run_main(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback that belongs to the script; the whole one if the script did not run."""
-    below = traceback
-    while below is not None and below.tb_frame.f_code is not run_main.__code__:
-        below = below.tb_next
-    if below is None:
+    """Return the part of a traceback below `run_main`; the whole traceback if `run_main` is not in it."""
+    entry = traceback
+    while entry is not None and entry.tb_frame.f_code is not run_main.__code__:
+        entry = entry.tb_next
+    if entry is None:
         return traceback
-    below = below.tb_next
-    while below is not None and below.tb_frame.f_code.co_filename in _RUNNERS:
-        below = below.tb_next
-    return below
+    entry = entry.tb_next
+    while entry is not None and entry.tb_frame.f_code.co_filename in _RUNNERS:
+        entry = entry.tb_next
+    return entry

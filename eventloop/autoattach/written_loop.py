@@ -1,4 +1,4 @@
-"""Give advice on adding the bus to a loop that no known engine runs."""
+"""Give the texts that `eventloop run` prints for a script that ran no trainer of a supported engine."""
 
 ADVICE = """\
 {script} ran no trainer of Lightning, Transformers, ignite or MMEngine, so no events, costs or metrics were
@@ -27,6 +27,6 @@ HAS_A_TRAINER = (
 
 
 def advice(script: str) -> str:
-    """Return the advice for a script without a known engine, with lines of code to add."""
+    """Return the advice for a script with a loop of its own, with the lines of code to add."""
     lines = "".join(f"    {line}".rstrip() + "\n" for line in LINES.splitlines())
     return ADVICE.format(script=script) + lines

@@ -1,7 +1,8 @@
 """Use the bus in the loop of another engine, and the callbacks of other engines in this engine's trainer.
 
-Start with `driven`, the trainer whose events such an engine's loop emits. Each subpackage serves one engine,
-which it imports. `optuna` makes a training a trial of an Optuna study. May import everything but `cli`.
+Start with `driven`: its trainer emits the events of a training whose loop another engine runs. Each
+subpackage serves one engine, and imports it. `optuna` makes a training a trial of an Optuna study. May import
+all packages except `cli`.
 """
 
 from eventloop.bridges.driven import DrivenTrainer

@@ -1,4 +1,4 @@
-"""Share what the bridges have in common: a bus, and the trainer that another engine, the host, drives."""
+"""Hold what every bridge to another engine (the host) has: a bus, and the trainer that the host drives."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class HasAttachment:
-    """A bridge with the public attributes `bus` and `trainer`, which it takes from its attachment."""
+    """Give a bridge its public `bus`, `trainer` and `command`, which the bridge's `Attachment` implements."""
 
     _attachment: Attachment
 
@@ -56,14 +56,14 @@ class HasAttachment:
     def bus(self) -> Bus:
         """The bus to which handlers subscribe, before the host's first run or later.
 
-        `print(bridge.bus)` lists the bridge's hooks and writers from `before_run` of that run on: they need
-        its model, rank and directory.
+        `print(bridge.bus)` lists the bridge's hooks and writers only once the host's first run has begun,
+        because they need the model, rank and directory of the run.
         """
         return self._attachment.bus
 
     @property
     def trainer(self) -> DrivenTrainer:
-        """The trainer that handlers get; the first run of the host creates it.
+        """The trainer that handlers receive. It is created when the first run of the host begins.
 
         Raises:
             RuntimeError: the host has not begun a run yet.
@@ -73,30 +73,31 @@ class HasAttachment:
         return trainer
 
     def command(self, function: F) -> F:
-        """Make a function `(trainer, **parameters)` a command of the runs, as `Trainer.command` does.
+        """Register a function `(trainer, **parameters)` as a command to the host's runs; return the function.
 
             @bridge.command
             def prune(trainer, amount: float):
                 "Set the smallest weights to zero."
 
         Raises:
-            TypeError, ValueError: as `Trainer.command`, here or at the begin of the host's first run.
+            TypeError, ValueError: `Trainer.command` refuses the function. Raised here if the trainer exists,
+                else when the host's first run begins.
         """
         self._attachment.add_command(function)
         return function
 
 
 class Attachment:
-    """The bus and the trainer of a bridge.
+    """Own the bus and the trainer of a bridge.
 
-    The bus exists from the creation of the bridge, the trainer from the host's first run.
+    The bus exists once the bridge is created, the trainer once the host's first run has begun.
 
     Args:
         host: the engine's name, for errors.
-        never: the events that this host cannot emit, with the reasons.
+        never: the events that this host cannot emit, each with the reason.
         bus, hooks, writers, work_dir, measure: arguments of the bridge.
-        followed: a function that is called with this attachment, and so with that of each copy of the bridge.
-        steer: a function that gives the new trainer the commands that the host applies itself.
+        followed: a function that is called with this attachment, and with that of each copy of the bridge.
+        steer: a function that is called with the new trainer, and replaces commands by those for this host.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or a hook does a part of the loop that the host does,
@@ -128,30 +129,32 @@ class Attachment:
         for event, reason in never.items():
             self.bus.exclude([event], reason)
         self.hooks = [build(hook, HOOKS) if isinstance(hook, Mapping) else hook for hook in hooks]
-        """The hooks that were given."""
+        """The hooks that the bridge was given, as objects."""
         excluded = {find_event(event): reason for event, reason in never.items()}
         for hook in self.hooks:
             check_attachable(hook, "hook")
             check_owner(hook, host)
             _refuse_hosts_own(hook, host)
             check_events(hook, self.bus, excluded)
-        self._writers = [build(each, WRITERS) if isinstance(each, Mapping) else each for each in writers]
+        self._writers = [
+            build(writer, WRITERS) if isinstance(writer, Mapping) else writer for writer in writers
+        ]
         check_writers(self._writers)
         self._work_dir = work_dir
         for name in DEFAULT_HOOKS.values():
-            find_class(name)  # imported now, and not in the host's first step
+            find_class(name)  # imports the module now, so that the host's first step does not take that time
         self.trainer: HostedTrainer | None = None
         self.methods = ReplacedMethods()
-        """Methods of the host's objects that the bridge replaces until the run ends."""
-        self.place: Callable[[Path | None], Path | None] = lambda work_dir: work_dir
-        """A function that returns the trainer's directory, given that of the bridge or of the host."""
-        self.ended: Callable[[DrivenTrainer], None] = lambda trainer: None
+        """Methods of the host's objects that the bridge has replaced until the run ends."""
+        self.choose_directory: Callable[[Path | None], Path | None] = lambda work_dir: work_dir
+        """A function from the directory of the bridge, or else of the host, to that of the new trainer."""
+        self.after_run: Callable[[DrivenTrainer], None] = lambda trainer: None
         """A function that is called with the trainer after each run."""
         self.steer = steer
         self.commands: list[Callable[..., Any]] = []
-        """The commands that the program has added."""
-        self._loaded: Mapping[str, Any] = {}  # a state that waits for the trainer
-        self._calls = 0
+        """The functions that the program has added as commands."""
+        self._pending_state: Mapping[str, Any] = {}  # to be loaded when a run begins
+        self._call_depth = 0  # how many calls wrapped by `ending_run` are under way, one within another
         if followed is not None:
             followed(self)
 
@@ -169,14 +172,14 @@ class Attachment:
         epoch: int = 0,
         training: bool = True,
     ) -> HostedTrainer:
-        """Begin a run of the host, and return the trainer, which is created at the first run.
+        """Begin a run of the host, and return the trainer, which the first run creates.
 
         Args:
             model: the module that the host trains.
             native: the host's own trainer object.
             optimizer, max_epochs, max_iters, by_epoch: as for `DrivenTrainer`.
             work_dir: the host's directory, used if the bridge was given none.
-            iter, epoch: completed iterations and epochs, not 0 if the host has resumed.
+            iter, epoch: completed iterations and epochs; above 0 if the host resumes a training.
             training: False for a run that only evaluates.
 
         Raises:
@@ -184,7 +187,7 @@ class Attachment:
         """
         trainer = self.trainer
         if trainer is None:
-            wanted = self._work_dir if self._work_dir is not None else work_dir
+            directory = self._work_dir if self._work_dir is not None else work_dir
             trainer = self.trainer = HostedTrainer(
                 model,
                 optimizer=optimizer,
@@ -196,7 +199,7 @@ class Attachment:
                 bus=self.bus,
                 native=native,
                 host=self.host,
-                work_dir=self.place(None if wanted is None else Path(wanted)),
+                work_dir=self.choose_directory(None if directory is None else Path(directory)),
             )
             self._add_commands(trainer)
         elif trainer.model is not model and self.hooks:
@@ -212,10 +215,10 @@ class Attachment:
         try:
             trainer.begin_run(training=training)
         except WorkDirInUseError as error:
-            _move(trainer, error)
+            _move_to_free_directory(trainer, error)
             trainer.begin_run(training=training)
         for stepper in trainer.commands.steppers:
-            stepper.follow_factors()  # those of a checkpoint
+            stepper.follow_factors()  # a loaded checkpoint may contain factors that commands have set
         return trainer
 
     def add_command(self, function: Callable[..., Any]) -> None:
@@ -225,8 +228,9 @@ class Attachment:
             self.trainer.command(function)
 
     def given_name(self) -> str:
-        """Return the name of an added command, or else of a handler of the bus, or ""."""
-        names = [*(each.__name__ for each in self.commands), *(each.name for each in self.bus.stats())]
+        """Return the name of the first command that was added, else of the bus's first handler, else ""."""
+        names = [function.__name__ for function in self.commands]
+        names += [handler.name for handler in self.bus.stats()]
         return names[0] if names else ""
 
     def _add_commands(self, trainer: HostedTrainer) -> None:
@@ -248,16 +252,19 @@ class Attachment:
         self._announce(self.trainer, BeforeSaveCheckpoint, checkpoint)
         averaged = {"state_dict": checkpoint["state_dict"]} if average_checkpoint.KEY in checkpoint else {}
         saved = as_saved({"meta": {}, "hooks": checkpoint["hooks"]} | averaged)
-        return saved if saved["meta"] else {key: value for key, value in saved.items() if key != "meta"}
+        if saved["meta"]:
+            return saved
+        return {key: value for key, value in saved.items() if key != "meta"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load states that `state_dict` returned; without a trainer they wait until it is created."""
-        self._loaded = dict(state)
+        """Load states that `state_dict` returned: now, or when the host's first run begins."""
+        self._pending_state = dict(state)
         if self.trainer is not None:
             self._load_states(self.trainer)
 
     def _load_states(self, trainer: DrivenTrainer) -> None:
-        state, self._loaded = self._loaded, {}
+        """Load the pending state into the trainer's hooks; undo that if a hook refuses its part."""
+        state, self._pending_state = self._pending_state, {}
         if not state:
             return
         source, weights = f"the checkpoint of {self.host}", unwrap(trainer.model).state_dict()
@@ -266,7 +273,7 @@ class Attachment:
             checkpoint[average_checkpoint.KEY] = average_checkpoint.own_state(weights)
         self._announce(trainer, AfterLoadCheckpoint, checkpoint)
         rollback = Rollback(source)
-        with rollback, rollback:
+        with rollback, rollback:  # twice: an interrupt may skip one of the two exits
             lines = load_hooks(trainer.hooks, checkpoint, rollback)
         for line in lines:
             logger.warning("%s", line)
@@ -281,47 +288,49 @@ class Attachment:
 
     @property
     def within_call(self) -> bool:
-        """Whether a call that `ending_run` has wrapped is under way."""
-        return self._calls > 0
+        """True while a function that `ending_run` has wrapped is being called."""
+        return self._call_depth > 0
 
     def ending_run(
         self, call: Callable[..., Any], end: Callable[[BaseException], None] | None = None
     ) -> Callable[..., Any]:
-        """Return a function that makes a call of the host, and ends the run with an error that it raises.
+        """Wrap a function of the host, so that an error that it raises also ends the run of the bridge.
 
-        An error of a call within such a call does not end the run, because the host's user may catch it.
+        If one wrapped function calls another, only the outer one ends the run, because the host's user may
+        catch an error of the inner one.
 
         Args:
-            call: the call.
-            end: the function that ends the run; by default `end_run`.
+            call: the function of the host.
+            end: the function that ends the run, called with the error; by default `end_run`.
         """
 
         @wraps(call)
         def ending_run(*args: Any, **kwargs: Any) -> Any:
-            self._calls += 1
+            self._call_depth += 1
             try:
                 return call(*args, **kwargs)
             except BaseException as error:
-                if self._calls == 1:
+                if self._call_depth == 1:
                     (end or self.end_run)(error)
                 raise
             finally:
-                self._calls -= 1
+                self._call_depth -= 1
 
         return ending_run
 
     def end_unfinished_run(self) -> None:
-        """End a run whose end an error of another callback has hidden."""
+        """End the last run if it is still open, because another callback raised before the bridge's end."""
         if self.trainer is not None and self.trainer.running:
             logger.warning(
-                "%s begins a run without the end of the last one, which the bridge ends", self.host
+                "%s begins a run, and the bridge has seen no end of the last one: it ends that one now",
+                self.host,
             )
             self.end_run(GeneratorExit())
 
     def end_run(self, error: BaseException | None = None) -> None:
-        """End the host's run: closing events, costs and writers are complete, and no thread is left.
+        """End the run: emit its closing events, write its costs, close its writers and end its threads.
 
-        The host's objects get their own methods back before the closing events, also without a run.
+        Before that, restore the replaced methods of the host's objects, even if no run is under way.
         """
         self.methods.restore()
         if self.trainer is not None and self.trainer.running:
@@ -329,14 +338,14 @@ class Attachment:
                 self.trainer.end_run(error)
             finally:
                 self.bus.close()
-                self.ended(self.trainer)
+                self.after_run(self.trainer)
 
 
-def _move(trainer: DrivenTrainer, error: WorkDirInUseError) -> None:
-    """Give a trainer a new directory beside its own, which another live run owns, and log that."""
-    own = trainer.work_dir
+def _move_to_free_directory(trainer: DrivenTrainer, error: WorkDirInUseError) -> None:
+    """Give a trainer a new directory, because another live run owns its present one; log that as an error."""
+    owned = trainer.work_dir
     try:
-        trainer.work_dir = free_directory(own)  # which exists, so the new one has a number
+        trainer.work_dir = free_directory(owned)  # appends a number, because the directory exists
     except OSError:
         trainer.work_dir = Path(tempfile.mkdtemp(prefix="eventloop-"))
     trainer.checkpoint_dir = trainer.work_dir
@@ -348,9 +357,9 @@ def _move(trainer: DrivenTrainer, error: WorkDirInUseError) -> None:
 
 
 def stop_at_sigterm(trainer: DrivenTrainer) -> None:
-    """Stop the host's run at a SIGTERM, and end the program after it as the signal would have ended it.
+    """Let a SIGTERM stop the host's run, and then end the program as the signal ends it by default.
 
-    A handler that the program or the host has installed stays the only one.
+    Do nothing if the program or the host has installed a SIGTERM handler of its own.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         StopSignals(trainer, [signal.SIGTERM], exits=True).install_until(trainer.during_run)

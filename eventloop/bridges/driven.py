@@ -1,4 +1,4 @@
-"""Define the trainer whose run another engine's loop drives."""
+"""Define the trainer whose run is driven by the loop of another engine."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ HOST_OWNED_HOOKS = (
     "garbage_collection",
     "checkpoint",
 )
-"""The default hooks whose work the host does, so that a driven trainer has them only on request."""
+"""The default hooks that a driven trainer leaves out unless they are given, as the host does their work."""
 
 
 def name_of_host(name: str) -> str:
-    """Return the name under which a number of the host's training is logged, apart from the engine's own.
+    """Return the name under which a number of the host's training is logged.
 
-    The engine itself logs the times of iterations and the learning rates, at the same steps.
+    It is `host/NAME` for the times of iterations and the learning rates, because this engine itself logs
+    values of these names at the same steps.
     """
     return f"host/{name}" if name in TIMES or name.partition("/")[0] == "lr" else name
 
@@ -67,7 +68,7 @@ class DrivenTrainer(Trainer):
         max_epochs, max_iters: the end of the run, as far as the host knows it.
         by_epoch: whether intervals of hooks count epochs by default.
         hooks, writers, default_hooks, work_dir, bus: as for `Trainer`. Only those default hooks are present
-            that measure and log. There is no checkpoint hook unless one is given.
+            that measure and log. A checkpoint hook must be given.
         native: the host's own trainer object, for handlers that need more.
         host: the host's name, for error messages.
 
@@ -116,7 +117,7 @@ class DrivenTrainer(Trainer):
 
     @property
     def by_epoch(self) -> bool:
-        """True when intervals count epochs, whether or not the host knows the number of epochs."""
+        """True when intervals count epochs, even if the host does not know the number of epochs."""
         return self._counts_epochs
 
     def open_epoch(self) -> None:
@@ -125,39 +126,39 @@ class DrivenTrainer(Trainer):
         self.metrics.epoch = self.epoch
 
     def begin_iter(self, batch: Any) -> bool:
-        """Begin an iteration with its batch, as `begin_iter` of any trainer."""
+        """Begin an iteration with its batch; return False if a handler skips the batch."""
         self._rates.clear()
         return super().begin_iter(batch)
 
     def record_rates(self, optimizer: Any) -> None:
-        """Note the learning rate that a step of an optimizer is about to use, which is then the logged one.
+        """Record the learning rate that an optimizer's next step uses, to be logged for this iteration.
 
-        The host's schedulers may change it before the iteration ends. Without a step in the iteration, the
-        rate at its end is logged.
+        The host's schedulers may change the rate before the iteration ends. Without a record, the rate at
+        the end of the iteration is logged.
 
         Args:
-            optimizer: one of the trainer's optimizers; any other notes the rates of all of them.
+            optimizer: one of the trainer's optimizers. For any other object, all of their rates are recorded.
         """
-        named = list(named_values("lr", self.optimizer))
-        ours = [(name, each) for name, each in named if each is optimizer]
-        for name, each in ours or named:
-            rate = each.param_groups[0].get("lr")
+        optimizers = list(named_values("lr", self.optimizer))
+        stepping = [(name, candidate) for name, candidate in optimizers if candidate is optimizer]
+        for name, recorded in stepping or optimizers:
+            rate = recorded.param_groups[0].get("lr")
             self._rates[name] = rate.clone() if isinstance(rate, torch.Tensor) else rate
 
     def drop_iter(self) -> None:
-        """Drop the iteration that the host has begun but will not end. It is not counted."""
+        """Drop the iteration under way, which the host will not end, without counting it."""
         self._skip_batch()
 
     def log(self, scalars: Mapping[str, Any], *, mode: str = "train", step: int | None = None) -> None:
-        """Emit numbers that the host has logged as `scalars_logged`, without waiting for a device.
+        """Emit `scalars_logged` with numbers that the host has logged, without waiting for a device.
 
         Numbers of the training whose names the engine itself logs, which are `time`, `data_time`,
         `step_time`, `hook_time`, `lr` and `lr/...`, are logged as `host/time` and so on.
 
         Args:
             scalars: numbers, and tensors of one element, by name. Tensors are read in the background.
-            mode: "train", "val", "test", or a name of the host's.
-            step: the number of completed iterations; None means that of this trainer.
+            mode: "train", "val", "test", or another name that the host chooses.
+            step: the number of completed iterations; None means the number that this trainer has counted.
 
         Raises:
             TypeError: a value is not a number.

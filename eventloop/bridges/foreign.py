@@ -27,7 +27,7 @@ ADAPTERS = {
 
 
 class ForeignCall(NamedTuple):
-    """One subscription on behalf of a callback of another engine."""
+    """Describe a subscription to the bus that calls one method of another engine's callback."""
 
     method: str
     """The callback's method, such as "on_validation_end"."""
@@ -39,45 +39,44 @@ class ForeignCall(NamedTuple):
 
 
 class ForeignTrainer(Protocol):
-    """A trainer object of another system that is never run; the adapter sets its counters.
+    """Stand for our trainer as a trainer object of another system, which its callbacks read.
 
-    Each of our trainers has one such object for each system, shared by all callbacks of that system.
+    It never trains: subscriptions copy our trainer's counters to it. A trainer has one for each system, and
+    all callbacks of that system share it.
     """
 
     def calls(self, callback: Any) -> Iterable[ForeignCall]:
-        """Return the subscriptions of one of its callbacks, only for methods that the callback defines."""
+        """Return the subscriptions of one callback: one for each method that the callback defines."""
 
     def own_calls(self) -> Iterable[ForeignCall]:
-        """Return the subscriptions that set the counters, each with a priority."""
+        """Return the subscriptions that copy our trainer's counters to this object, each with a priority."""
 
     def state_dict(self, callback: Any) -> dict[str, Any]:
-        """Return the state of one of its callbacks, as plain values and tensors."""
+        """Return the state of one callback, as plain values and tensors."""
 
     def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
-        """Load a state that `state_dict` returned into one of its callbacks."""
+        """Load a state that `state_dict` returned into a callback."""
 
 
 class Adapter(Protocol):
-    """The functions that the adapter module of a system must define, such as `lightning.foreign`."""
+    """List the functions that the adapter module of a system defines, such as `lightning.foreign`."""
 
     SYSTEM: str
     """The name of the system in reports, such as "lightning"."""
 
     def check(self, callback: Any) -> None:
-        """Refuse an object that is not a callback of the system, or cannot have an effect in eventloop.
+        """Refuse an object that is not a callback of the system, or that has no effect in our trainer.
 
         Raises:
-            TypeError: it is not a callback of the system.
-            ValueError: it controls the loop of its own system.
+            TypeError: the object is not a callback of the system.
+            ValueError: the callback controls the loop of its own system.
         """
 
     def stateful(self, callback: Any) -> bool:
         """Return whether the callback has a state to save."""
 
     def build(self, trainer: Any, callbacks: Sequence[Any]) -> ForeignTrainer:
-        """Create the object that stands for this trainer in the system, for all callbacks of that system.
-
-        It is never run.
+        """Create the trainer object of the system that its callbacks receive in place of our trainer.
 
         Raises:
             ValueError: a callback cannot serve this trainer.
@@ -95,18 +94,19 @@ class Foreign(Hook):
 
     Args:
         callback: an object of a class of the system, or of a subclass.
-        priority: the priority of all its methods; None means that of its own system, else NORMAL.
+        priority: the priority of all its methods. None means the priority that it has in its own system, or
+            NORMAL if that system has no priorities.
         name: the name of its state in checkpoints; None means its class and system. Two callbacks of one
             class need different names.
 
     Raises:
-        TypeError: it is a class, or not a callback of the four systems; or `name` is not a str.
-        ValueError: it controls the loop of its own system, and cannot have an effect here; or the priority is
-            invalid.
+        TypeError: `callback` is a class, or not a callback of the four systems; or `name` is not a str.
+        ValueError: the callback controls the loop of its own system, and has no effect here; or the priority
+            is invalid.
         ImportError: the version of the system is too old.
     """
 
-    can_start_over = False  # the callback is constructed elsewhere
+    can_start_over = False  # a fresh callback cannot be made: the program has constructed this one
 
     def __init__(
         self, callback: Any, *, priority: Priority | int | str | None = None, name: str | None = None
@@ -121,15 +121,14 @@ class Foreign(Hook):
         self._adapter.check(callback)
         self.callback, self._priority = callback, priority
         self.system = self._adapter.SYSTEM
-        self._label = getattr(callback, "__qualname__", type(callback).__qualname__).rsplit("<locals>.", 1)[
-            -1
-        ]
+        qualified_name = getattr(callback, "__qualname__", type(callback).__qualname__)
+        self._label = qualified_name.rsplit("<locals>.", 1)[-1]
         self.name = name or f"{self._label} ({self.system})"
         self._host: ForeignTrainer | None = None
         self._first = True
 
     def check(self, trainer: Any) -> None:
-        """Build the system's own trainer object, or share that of an earlier callback of the system.
+        """Build the trainer object that the callback receives; callbacks of one system share it.
 
         Raises:
             ValueError: an iteration of the trainer has several batches, and the callback counts batches.
@@ -140,16 +139,16 @@ class Foreign(Hook):
                 f"{trainer.counting.batches_per_iter} batches: leave unit out"
             )
         siblings = [
-            each for each in trainer.hooks if isinstance(each, Foreign) and each.system == self.system
+            hook for hook in trainer.hooks if isinstance(hook, Foreign) and hook.system == self.system
         ]
         self._first = siblings[0] is self
         if self._first:
-            self._host = self._adapter.build(trainer, [each.callback for each in siblings])
+            self._host = self._adapter.build(trainer, [hook.callback for hook in siblings])
         else:
             self._host = siblings[0]._host
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe each method of the callback under its own name."""
+        """Subscribe each method that the callback defines, each as a handler with a name of its own."""
         if self._host is None:
             raise RuntimeError(f"{self.name} belongs in hooks=[...] of a Trainer, which attaches it")
         if self._first:

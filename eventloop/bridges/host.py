@@ -1,4 +1,4 @@
-"""Refuse a host (another engine) that is not installed, or too old, before its bridge imports it."""
+"""Check the version of another engine (the host) before its bridge imports it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def require(module: str, distribution: str, least: str, *, extra: str) -> None:
     if find_spec(module) is None:
         raise ImportError(f"this bridge needs {distribution}>={least}, which is not installed: {install}")
     try:
-        found = version(distribution)
-    except PackageNotFoundError:  # a checkout on the path
+        installed = version(distribution)
+    except PackageNotFoundError:  # a source checkout on the path has no version to compare
         return
-    if _numbers(found) < _numbers(least):
-        raise ImportError(f"this bridge needs {distribution}>={least}, got {found}: {install}")
+    if _numbers(installed) < _numbers(least):
+        raise ImportError(f"this bridge needs {distribution}>={least}, got {installed}: {install}")
 
 
 def _numbers(text: str) -> list[int]:

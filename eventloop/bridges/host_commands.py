@@ -1,4 +1,4 @@
-"""Apply commands in a host's loop: what all bridges refuse, and what their own functions have in common."""
+"""Apply commands while another engine (the host) runs the training loop; all bridges share this code."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ from eventloop.state.undo import Undo
 
 
 def refuse_loop_commands(trainer: HostedTrainer) -> None:
-    """Refuse, by name, the commands that need the trainer's own loop."""
+    """Exclude the commands that need our own loop: `rollback`, and on several ranks `pause` and `go`."""
     host = trainer.host
     reasons = {"rollback": f"the loop of {host} fetches its batches itself"}
     if trainer.world_size > 1:
-        why = f"{host} trains on {trainer.world_size} ranks, which {host} does not expect to wait"
-        reasons |= {"pause": why, "go": why}
+        reason = f"{host} trains on {trainer.world_size} ranks, which {host} does not expect to wait"
+        reasons |= {"pause": reason, "go": reason}
     trainer.commands.known.exclude(reasons)
 
 
 def validate_aside(
     trainer: HostedTrainer, validate: Callable[[], Any], loaders: Iterable[Any] = ()
 ) -> dict[str, float]:
-    """Validate by a call of the host for a command, and return the metrics.
+    """Run a validation of the host because of a command, and return its metrics.
 
-    Random states and the modes of modules are restored, so that the training goes on as it would have done.
-    The host's own callbacks are called as in any validation of it.
+    Afterwards restore random states and the modes of modules, so that the training continues as it would have
+    done without the command. The host calls its own callbacks, as in any of its validations.
 
     Args:
-        validate: the call, within which the bridge emits the events of a validation.
-        loaders: the loaders of the validation, whose own generators are restored.
+        validate: the function that runs the validation, while the bridge emits the events of a validation.
+        loaders: the loaders of the validation, whose own random generators are restored.
     """
     undo = Undo()
     with undo, undo:  # twice: an interrupt may skip one of the two exits
         undo.step(trainer.exit_evaluation)
-        undo.step(before_drawing(trainer.model, None, [x for x in loaders if isinstance(x, DataLoader)]))
+        data_loaders = [loader for loader in loaders if isinstance(loader, DataLoader)]
+        undo.step(before_drawing(trainer.model, None, data_loaders))
         save_modes(undo, trainer.model)
         undo.attributes(trainer, "by_command", "batch", "outputs", "failure")
         trainer.by_command, trainer.evaluated = True, {}
@@ -52,15 +53,17 @@ def validate_aside(
 
 
 class HostSchedules:
-    """The schedulers of a host, which steps them without the factors of commands.
+    """Keep a factor of the command `set`, such as `lr*=0.5`, in force while a host steps its schedulers.
 
-    Nothing of the host is changed until a command has set a scheduled value, in this run or before a resume.
+    The schedulers must compute from values without factors. So the factors are removed before each of their
+    steps and applied again after it. Nothing of the host is changed until there is a factor, set in this run
+    or before a resume.
 
     Args:
         trainer: the trainer whose optimizers the schedulers write.
-        schedulers: returns the host's schedulers now; those of PyTorch have an `optimizer`.
-        follow: called with this object, once a run, when the first factor is there: from then on the bridge
-            calls `remove` before each step of the host's schedulers and `apply` after it.
+        schedulers: returns the present schedulers of the host; those of PyTorch have an `optimizer`.
+        follow: called with this object, once a run, when there is a first factor. From then on the bridge
+            must call `remove` before each step of the host's schedulers and `apply` after it.
     """
 
     def __init__(
@@ -71,10 +74,10 @@ class HostSchedules:
     ) -> None:
         self._trainer, self._schedulers, self._follow = trainer, schedulers, follow
         self.following = False
-        """True once there is a factor, until the run ends."""
+        """True from the first factor of a run until the run ends."""
 
     def steps(self, optimizer: Any, option: str) -> bool:
-        """Return whether a scheduler of the host writes an option of an optimizer."""
+        """Return whether a scheduler of the host writes an option, such as "lr", of an optimizer."""
         for scheduler in self._schedulers():
             groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
             if groups is optimizer.param_groups and option in keys_of(scheduler):
@@ -82,7 +85,7 @@ class HostSchedules:
         return False
 
     def follow_factors(self) -> None:
-        """Have the host's schedulers stepped without factors, if there is one."""
+        """If a command has set a factor, apply it, and from now on around each step of the schedulers."""
         if not has_factors(self._optimizers()):
             return
         self.apply()
@@ -92,16 +95,16 @@ class HostSchedules:
             self._follow(self)
 
     def remove(self) -> None:
-        """Write the values without factors, before the host steps its schedulers."""
+        """Give the optimizers their values without factors, before the host steps its schedulers."""
         remove_factors(self._optimizers())
 
     def apply(self) -> None:
-        """Write the values with factors, after the host has stepped its schedulers."""
+        """Multiply the optimizers' values by the factors, after the host has stepped its schedulers."""
         apply_factors(self._optimizers())
         record_last_rates(self._schedulers())
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a call of the host that steps schedulers, so that these find the values without factors."""
+        """Wrap a function of the host that steps schedulers, so that it runs while factors are removed."""
 
         @wraps(call)
         def without_factors(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Choose the numbers among the values that a host logs, by the rule for the outputs of a train step."""
+"""Choose the values that can be logged as numbers among those that another engine (the host) logs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def numbers_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
 
     Values that are sharded over ranks are left out, because reading one is a collective.
     """
-    given = {name: value for name, value in values.items() if not is_sharded(value)}
-    return {name: value for name, value in single_numbers(given).items() if is_readable(value)}
+    unsharded = {name: value for name, value in values.items() if not is_sharded(value)}
+    return {name: value for name, value in single_numbers(unsharded).items() if is_readable(value)}
 
 
 def read_numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Define the trainer of a bridge, which ends what its host has left open."""
+"""Define the trainer of a bridge, which ends epochs and iterations that the host has begun but not ended."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ logger = logging.getLogger("eventloop")
 
 
 class HostedTrainer(DrivenTrainer):
-    """A driven trainer that ends what its host has left open, where `DrivenTrainer` raises an error.
+    """Accept calls in an unusual order, such as a new epoch before the end of the last one.
 
-    The host's user may end an epoch early, interrupt a run, or emit the host's events by hand, and none of
-    that is an error of the program. A part of the run that the host has left is ended with the reason "left".
-    An end without a beginning does nothing. Each kind is logged once.
+    `DrivenTrainer` raises an error for them. The host's user may end an epoch early, interrupt a run, or emit
+    the host's events by hand, and none of that is an error of the program. An epoch or evaluation that is
+    still open when another begins is ended with the reason "left". An end without a beginning does nothing.
+    Each kind is logged once.
     """
 
     _native: Any = None
     by_command = False
-    """True within a validation that a command has asked for."""
+    """True during a validation that a command has requested."""
     evaluated: Mapping[str, float] = MappingProxyType({})
     """The metrics of the last evaluation."""
 
@@ -35,7 +36,7 @@ class HostedTrainer(DrivenTrainer):
 
     @property
     def native(self) -> Any:
-        """The host's own trainer, which owns the bridge, and so is not kept alive by it."""
+        """The host's own trainer. A weak reference holds it, because that trainer owns the bridge."""
         return self._native() if isinstance(self._native, ref) else self._native
 
     @native.setter
@@ -46,27 +47,29 @@ class HostedTrainer(DrivenTrainer):
             self._native = native
 
     def follow(self, *, iter: int) -> None:
-        """Take over the host's number of completed iterations, which it may count in another way.
+        """Set the number of completed iterations to that of the host.
+
+        ignite also counts iterations that it does not complete, so the trainer's own count may differ.
 
         Args:
-            iter: the number; ignite counts iterations that it does not complete.
+            iter: the number of completed iterations.
         """
         self.iter = self.metrics.iter = iter
 
     def begin_epoch(self, length: int | None = None) -> None:
-        """Begin an epoch, after the end of what the host has left open."""
+        """Begin an epoch; first end an epoch or evaluation that the host has not ended."""
         self._exit_within("run")
         super().begin_epoch(length)
 
     def resume_epoch(self, length: int | None = None) -> None:
-        """Begin an epoch in whose middle the host goes on, with the batch after the last one of its last run.
+        """Begin an epoch that the host continues in its middle, after the last batch that was trained.
 
         Args:
             length: the number of batches of the whole epoch; None if it is unknown.
         """
-        done = self.batch_idx
+        next_batch_idx = self.batch_idx
         self.begin_epoch(length)
-        self.batch_idx = done
+        self.batch_idx = next_batch_idx
 
     def begin_iter(self, batch: Any) -> bool:
         """Begin an iteration, and before it an epoch if the host has begun none.
@@ -85,7 +88,7 @@ class HostedTrainer(DrivenTrainer):
         return True
 
     def end_iter(self, outputs: Any) -> bool:
-        """End the iteration; do nothing without one."""
+        """End the iteration; do nothing if none is under way. Return whether the host should stop."""
         if self.passing is None or not self.metrics.in_iteration:
             self._warn_once("the end of an iteration without its beginning", "does nothing")
             return False
@@ -93,7 +96,7 @@ class HostedTrainer(DrivenTrainer):
         return super().end_iter(outputs)
 
     def end_epoch(self) -> None:
-        """End the epoch; do nothing without one."""
+        """End the epoch; do nothing if none is under way."""
         if self.passing is None:
             self._warn_once("the end of an epoch without its beginning", "does nothing")
             return
@@ -101,31 +104,31 @@ class HostedTrainer(DrivenTrainer):
         super().end_epoch()
 
     def begin_val(self, mode: Evaluate = "val") -> None:
-        """Begin an evaluation, after the end of what the host has left open."""
+        """Begin an evaluation; first end an evaluation that the host has not ended."""
         self.exit_evaluation()
         super().begin_val(mode)
-        if self.by_command:  # hooks that act on scores leave it out
+        if self.by_command:  # hooks such as early stopping ignore an evaluation with this reason
             for scope in self._evaluated:
                 scope.reason = BY_COMMAND
 
     def begin_val_iter(self, batch: Any, batch_idx: int, loader: str = "") -> None:
-        """Begin an iteration of the evaluation; do nothing without one."""
+        """Begin an iteration of the evaluation; do nothing if no evaluation is under way."""
         if self._evaluates():
             super().begin_val_iter(batch, batch_idx, loader)
 
     def end_val_iter(self, outputs: Any, batch_idx: int, loader: str = "") -> None:
-        """End an iteration of the evaluation; do nothing without one."""
+        """End an iteration of the evaluation; do nothing if no evaluation is under way."""
         if self._evaluates():
             super().end_val_iter(outputs, batch_idx, loader)
 
     def end_val(self, metrics: Mapping[str, float]) -> None:
-        """End the evaluation; do nothing without one."""
+        """End the evaluation with its metrics; do nothing if none is under way."""
         if self._evaluates():
             self.evaluated = dict(metrics)
             super().end_val(metrics)
 
     def exit_evaluation(self) -> None:
-        """End an evaluation that an error of the host has left open, if there is one."""
+        """End the evaluation if one is still open, because an error has kept the host from ending it."""
         if self.mode != "train":
             self._exit_part("evaluation")
 
@@ -135,7 +138,7 @@ class HostedTrainer(DrivenTrainer):
         return self.mode != "train"
 
     def _exit_within(self, part: str) -> None:
-        """End all parts within `part` that are open."""
+        """End everything open inside `part` ("run" or "epoch"): epochs, evaluations and the iteration."""
         if self.metrics.in_iteration:
             self._warn_once("an iteration without its end", "does not count it")
             self.drop_iter()
@@ -143,13 +146,13 @@ class HostedTrainer(DrivenTrainer):
             self._exit_part(self._open[-1][0])
 
     def _exit_part(self, part: str) -> None:
-        """End the part of the run that was begun last, which the host has left open."""
+        """End `part` ("epoch" or "evaluation"), the last begun, with the reason "left", and log it once."""
         self._warn_once(f"an {part} without its end", 'ends it with the reason "left"')
-        left = GeneratorExit()  # as if a loop of one's own had been left
-        self._begun(part).__exit__(GeneratorExit, left, None)
+        error = GeneratorExit()  # as when a program breaks out of the trainer's own loop
+        self._begun(part).__exit__(GeneratorExit, error, None)
 
-    def _warn_once(self, what: str, instead: str) -> None:
-        """Log what the host did and what is done about it, once for each kind."""
-        if what not in self._warned:
-            self._warned.add(what)
-            logger.warning("%s had %s; the bridge %s, and says so once", self.host, what, instead)
+    def _warn_once(self, problem: str, reaction: str) -> None:
+        """Log a problem in the host's calls and the reaction of the bridge, once for each problem."""
+        if problem not in self._warned:
+            self._warned.add(problem)
+            logger.warning("%s had %s; the bridge %s, and says so once", self.host, problem, reaction)

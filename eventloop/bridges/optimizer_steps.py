@@ -1,4 +1,4 @@
-"""Emit events around the steps of a host's optimizers, and measure the steps, by PyTorch's hooks."""
+"""Emit events around the optimizer steps of another engine (the host), and measure the steps."""
 
 from __future__ import annotations
 
@@ -14,44 +14,43 @@ from eventloop.optim.optimizers import each_optimizer, hookable
 
 @contextmanager
 def announced_steps(trainer: DrivenTrainer) -> Iterator[Callable[[], None]]:
-    """Emit `before_optimizer_step` and `after_optimizer_step` around each step within the block.
+    """Emit `before_optimizer_step` and `after_optimizer_step` around each step of the trainer's optimizers.
 
-    The time of a step counts as the optimizer phase, and its learning rate is logged. The function that the
-    block gets is called when the trainer has another optimizer.
+    The time of a step counts in the optimizer phase, and its learning rate is logged. This ends with the
+    block. The block receives a function, which it must call whenever the trainer's optimizers have changed.
     """
     began, waits = 0.0, trainer.clock.waits
-    wanted = trainer.bus.wanted(
-        BeforeOptimizerStep, AfterOptimizerStep
-    )  # saves two calls a step (`benchmarks.bridges`)
+    # looked up once: saves two calls a step (`benchmarks.bridges`)
+    has_subscribers = trainer.bus.wanted(BeforeOptimizerStep, AfterOptimizerStep)
 
     def before(optimizer: Any, *_: Any) -> None:
         nonlocal began
         trainer.record_rates(optimizer)
-        if wanted[BeforeOptimizerStep]:
+        if has_subscribers[BeforeOptimizerStep]:
             trainer.announce(BeforeOptimizerStep)
         began = perf_counter() - waits.seconds
 
     def after(*_: Any) -> None:
         trainer.clock.charge("optimizer", perf_counter() - waits.seconds - began)
-        if wanted[AfterOptimizerStep]:
+        if has_subscribers[AfterOptimizerStep]:
             trainer.announce(AfterOptimizerStep)
 
     handles: list[Any] = []
 
-    def release() -> None:
+    def remove_hooks() -> None:
         while handles:
             handles.pop().remove()
 
-    def follow() -> None:
-        release()
-        for each in each_optimizer(trainer.optimizer):
-            optimizer = hookable(each) or each  # Accelerate's wrapper calls no hooks
+    def register_hooks() -> None:
+        remove_hooks()
+        for wrapper in each_optimizer(trainer.optimizer):
+            optimizer = hookable(wrapper) or wrapper  # Accelerate's wrapper of an optimizer calls no hooks
             handles.extend(
                 [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
             )
 
-    follow()
+    register_hooks()
     try:
-        yield follow
+        yield register_hooks
     finally:
-        release()
+        remove_hooks()

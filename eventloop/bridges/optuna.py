@@ -1,4 +1,4 @@
-"""A hook that ends unpromising trials of an Optuna study. It imports optuna, as the extra `optuna` has it."""
+"""Define a hook that ends unpromising trials of an Optuna study. It needs optuna (the extra `optuna`)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Verdict(NamedTuple):
-    """The pruner's answer to a report, as rank 0 shares it."""
+    """Hold the pruner's answer to a report, which rank 0 sends to the other ranks."""
 
     prune: bool
     error: str = ""
-    """The error that asking the study raised on rank 0, as text."""
+    """The text of an error that the report raised on rank 0, or ""."""
 
 
 class OptunaPruningHook(Hook):
@@ -44,23 +44,23 @@ class OptunaPruningHook(Hook):
         optuna.create_study(pruner=optuna.pruners.MedianPruner()).optimize(objective, n_trials=20)
 
     The value is reported with the completed epochs as its step, from 1, or with the completed iterations in a
-    run that is measured in iterations. Validations outside a training are not reported.
+    run that counts iterations. Validations outside a training are not reported.
 
-    A pruned run is stopped, not failed: it ends at the next boundary with every closing event, whose reason
-    is "pruned by Optuna: ...". Its last checkpoint is saved, and the writers receive everything. Then
-    `train()` closes the bus and raises `optuna.TrialPruned`, which the objective lets pass. An error or a
-    signal that ends the run meanwhile is raised instead.
+    A pruned run is stopped, and has not failed: it ends after its iteration, epoch or validation with all
+    closing events, whose reason is "pruned by Optuna: ...". Its last checkpoint is saved, and the writers
+    receive all events. Then `train()` closes the bus and raises `optuna.TrialPruned`, which the objective
+    must not catch. If an error or a signal ends the run before that, it is raised instead.
 
-    The report is a transaction in the study's storage, on the training thread, once for each validation. With
-    several ranks only rank 0 makes it; all ranks stop, and all raise `TrialPruned`. The other ranks take
-    `trial=None`. A `TorchDistributedTrial` of optuna-integration is given to all ranks.
+    Each report is a transaction in the study's storage, on the training thread. With several ranks only rank
+    0 reports; all ranks stop, and all raise `TrialPruned`. The other ranks take `trial=None`. A
+    `TorchDistributedTrial` of optuna-integration must be given to all ranks.
 
     Args:
         trial: the trial that the objective is called with.
         monitor: the metric of the validation; the study's direction says whether less or greater is better.
 
     Raises:
-        TypeError: `trial` is no trial, or `monitor` no name.
+        TypeError: `trial` is not a trial, or `monitor` is not a name.
         ValueError: the study has several objectives, for which Optuna has no pruning.
         ImportError: optuna is not installed.
     """
@@ -82,14 +82,14 @@ class OptunaPruningHook(Hook):
         self._trial, self._monitor = trial, monitor
         self._training = False
         self._pruned = ""
-        """The value and the step at which the trial was pruned."""
+        """The value and the step at which the trial was pruned, as text; "" until then."""
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a trainer that never reports the metric, and a rank with another rank's trial.
+        """Refuse a trainer that never reports the metric, and a `trial` that does not fit the rank.
 
         Raises:
-            ValueError: the trainer has no `val_loader`, the validation does not report the metric, or this
-                rank must have a trial, or must not.
+            ValueError: the trainer has no `val_loader`, the validation does not report the metric, rank 0 has
+                no trial, or another rank has a plain `Trial`.
         """
         option = f"OptunaPruningHook(monitor={self._monitor!r})"
         if trainer.val_loader is None and not trainer.host:
@@ -106,15 +106,15 @@ class OptunaPruningHook(Hook):
             )
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Report the validations from here on. A trial that was pruned takes no further reports."""
+        """Begin to report validations."""
         self._training = True
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Ignore validations from here on."""
+        """Stop reporting validations."""
         self._training = False
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
-        """Report the metric, and ask for the end of the run if the trial is to be pruned.
+        """Report the metric, and stop the run if the pruner answers that the trial is to be pruned.
 
         Raises:
             ValueError: the validation does not have the metric (the message suggests one).
@@ -133,15 +133,18 @@ class OptunaPruningHook(Hook):
             trainer.stop(f"pruned by Optuna: {self._pruned}")
 
     def _should_prune(self, score: float, step: int, *, together: bool) -> bool:
-        """Return the pruner's answer, the same on all ranks. They wait for rank 0, so its error is shared."""
+        """Report the score, and return the pruner's answer, which all ranks receive from rank 0.
+
+        Rank 0 also sends its error, so that the other ranks do not wait for an answer forever.
+        """
         if not together:
             return self._report(score, step)
         failure: Exception | None = None
         try:
-            own = Verdict(self._report(score, step))
+            own_verdict = Verdict(self._report(score, step))
         except Exception as error:
-            failure, own = error, Verdict(False, error_text(error))
-        verdict = decided_by_rank_0(lambda: own)
+            failure, own_verdict = error, Verdict(False, error_text(error))
+        verdict = decided_by_rank_0(lambda: own_verdict)
         if failure is not None:
             raise failure
         if verdict.error:
@@ -149,7 +152,7 @@ class OptunaPruningHook(Hook):
         return verdict.prune
 
     def _report(self, score: float, step: int) -> bool:
-        if self._trial is None:  # of a rank other than 0
+        if self._trial is None:  # on a rank other than 0
             return False
         self._trial.report(score, step)
         return bool(self._trial.should_prune())
@@ -161,7 +164,7 @@ class OptunaPruningHook(Hook):
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Raise TrialPruned once all events are delivered, unless an error or a signal ends the program."""
+        """Close the bus and raise TrialPruned, unless an error or a signal ends the program."""
         if error is None and not trainer.ends_program and trainer.stop_signal is None:
-            trainer.bus.close()  # the objective is left here, so nothing else ends the threads of the trial
+            trainer.bus.close()  # the error leaves the objective, and nothing else would end the threads
             raise TrialPruned(self._pruned)

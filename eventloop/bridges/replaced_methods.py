@@ -12,20 +12,20 @@ _ABSENT = object()
 class _Replaced(NamedTuple):
     owner: Any
     name: str
-    ours: Callable[..., Any]
+    replacement: Callable[..., Any]
     before: Any
-    """The former method in the object's own `__dict__`, or `_ABSENT` if only the class had it."""
+    """The object's attribute of that name before the replacement; `_ABSENT` if only its class had one."""
 
 
 class ReplacedMethods:
-    """Replace methods of objects by other functions, until `restore`.
+    """Replace methods of objects by other functions until `restore` is called.
 
         methods = ReplacedMethods()
         methods.replace(callback, "on_step_end", lambda call: measured(call))
         methods.restore()
 
-    The function becomes an attribute of the object. Its class does not change, because engines check it with
-    `isinstance`. An object that takes no attributes keeps its method.
+    The function becomes an attribute of the object. The object's class stays the same, because engines check
+    it with `isinstance`. An object that accepts no attributes keeps its method.
     """
 
     def __init__(self) -> None:
@@ -34,19 +34,16 @@ class ReplacedMethods:
     def replace(self, owner: Any, name: str, change: Callable[[Callable[..., Any]], Any]) -> None:
         """Replace a method by the function that `change` returns when called with the bound method."""
         before = getattr(owner, "__dict__", {}).get(name, _ABSENT)
-        ours = change(getattr(owner, name))
+        replacement = change(getattr(owner, name))
         with suppress(AttributeError, TypeError):
-            setattr(owner, name, ours)
-            self._replaced.append(_Replaced(owner, name, ours, before))
+            setattr(owner, name, replacement)
+            self._replaced.append(_Replaced(owner, name, replacement, before))
 
     def restore(self) -> None:
-        """Give all objects their own methods back.
-
-        A method that other code has replaced in the meantime stays as that code made it.
-        """
+        """Undo all replacements, except of methods that other code has replaced since."""
         while self._replaced:
-            owner, name, ours, before = self._replaced.pop()
-            if getattr(owner, "__dict__", {}).get(name) is not ours:
+            owner, name, replacement, before = self._replaced.pop()
+            if getattr(owner, "__dict__", {}).get(name) is not replacement:
                 continue
             if before is _ABSENT:
                 delattr(owner, name)

@@ -1,4 +1,4 @@
-"""Name another engine's callbacks in the report of costs, in the same way in all bridges."""
+"""Name the callbacks of another engine in the table of costs. All bridges use this module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RowNames:
             suffix: what the caller appends to the name; each suffix is numbered separately.
         """
         owners = self._owners.setdefault(name + suffix, [])
-        if not any(each is owner for each in owners):
+        if not any(known is owner for known in owners):
             owners.append(owner)
-        number = next(index for index, each in enumerate(owners, start=1) if each is owner)
+        number = next(index for index, known in enumerate(owners, start=1) if known is owner)
         return name if number == 1 else f"{name} #{number}"

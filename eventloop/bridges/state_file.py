@@ -1,4 +1,4 @@
-"""Keep the states of our hooks in a file of the host's checkpoint, if the host has no place for them."""
+"""Keep the states of our hooks in a file of their own in a checkpoint of another engine (the host)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ FILE_NAME = "eventloop.pt"
 
 
 def write_state(checkpoint: Path, state: Mapping[str, Any]) -> None:
-    """Write the state of a `Attachment` into the host's checkpoint, a folder."""
+    """Write the state of an `Attachment` to the file `eventloop.pt` in the host's checkpoint folder."""
     with replacing(checkpoint / FILE_NAME) as file:
         torch.save(dict(state), file)
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Read the state of a `Attachment` from the host's checkpoint; without the file the state has no hooks.
+    """Read the state of an `Attachment` from the host's checkpoint folder; `{"hooks": {}}` without the file.
 
     Raises:
-        CheckpointError: the file cannot be read, or holds something else.
+        CheckpointError: the file cannot be read, or does not contain states of hooks.
     """
     path = checkpoint / FILE_NAME
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Go on without a measurement that fails, because a host's training must not end by being measured."""
+"""Suppress errors of measuring, which must not end the training of another engine (the host)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ _warned: set[str] = set()
 
 
 @contextmanager
-def measuring_only(what: str) -> Iterator[None]:
-    """Log an error of the block, once for each `what`, and go on after the block without it.
+def measuring_only(subject: str) -> Iterator[None]:
+    """Suppress an error of the block, and log it once for each `subject`.
 
         with measuring_only("a hook of MMEngine"):
             methods.replace(hook, "after_train_iter", measured)
 
     Args:
-        what: what then has no row in the costs.
+        subject: the name, for the log, of the thing that then has no row in the costs.
     """
     try:
         yield
     except Exception as error:
-        if what not in _warned:
-            _warned.add(what)
+        if subject not in _warned:
+            _warned.add(subject)
             logger.warning(
                 "%s has no row in the costs, because measuring it failed: %s: %s",
-                what,
+                subject,
                 type(error).__name__,
                 error,
                 exc_info=True,

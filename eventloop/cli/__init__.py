@@ -1,8 +1,8 @@
-"""The command line: the command `eventloop`, whose commands `--help` lists.
+"""Implement the command line `eventloop COMMAND`.
 
-Start with `main`. Each command is a module, or a package such as `watch`, with `add_parser` and `run`; `demo`
-is a complete example of a training, and `listing_text` formats checkpoints. May import every package. Modules
-that need torch are imported when a command runs, so that `--help` is fast.
+Start with `main`. Each command is a module, or a package such as `watch`, with functions `add_parser` and
+`run`. `demo` is a complete example of a training, and `listing_text` formats checkpoints. May import every
+package. Modules that need torch are imported when a command runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from eventloop.util.suggest import near, suggest
 from eventloop.util.terminal import OutputError, at_least_one
 
 MESSAGE_SECONDS = 0.2
-
+"""The longest wait, in seconds, for the message that Ctrl-C has ended the command to be printed."""
 
 EXIT_CODES = """\
 exit codes: 0 done; 1 an error while training (with its traceback); 2 bad input, or the output cannot be
@@ -44,11 +44,12 @@ done, but the reader of the output has left"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code, one of `EXIT_CODES`; an error while training is raised.
+    """Run a command and return its exit code; raise an error of a training.
 
-    A second Ctrl-C ends the process at once, even if other threads are waiting.
+    A Ctrl-C that the command itself does not handle, as the second one in a training, ends the process at
+    once, even if other threads wait.
     """
-    own, passed_on = split(sys.argv[1:] if arguments is None else arguments)
+    own, script_arguments = split(sys.argv[1:] if arguments is None else arguments)
     parser, commands = _parsers()
     if own and not own[0].startswith("-") and own[0] not in commands:
         parser.error(f"there is no command {own[0]!r}{suggest(own[0], [*commands])}")
@@ -58,9 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = plan_command.script_hint(options.file, unknown) if options.command == "plan" else hint
         hint = run_command.SCRIPT_HINT if options.command == "run" else hint
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    options.arguments = passed_on
+    options.arguments = script_arguments
     if options.command == "run":
-        return run_command.run(options)  # an error, or a Ctrl-C, is the script's own
+        return run_command.run(options)  # its errors and Ctrl-C are handled as Python does for the script
     try:
         return _COMMANDS[options.command](options)
     except OutputError as error:
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _demo(options: argparse.Namespace) -> int:
     try:
-        from eventloop.cli import demo  # imports torch, hooks and writers; --help does without
+        from eventloop.cli import demo  # here, because it imports torch, which --help does not need
 
         trainer = demo.prepare(
             options.work_dir,
@@ -87,10 +88,10 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _end_at_once(code: int) -> None:
-    """End the process without the interpreter's shutdown, which waits for locks of other threads.
+    """End the process without the interpreter's shutdown, which would wait for locks of other threads.
 
-    A writer that is blocked by a full pipe holds the lock of standard output, and the interpreter would
-    abort.
+    A thread that is blocked in a write to a full pipe holds the lock of standard output; at its shutdown the
+    interpreter would abort because of it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     message = threading.Thread(target=_print_ended, daemon=True)
@@ -106,13 +107,14 @@ def _print_ended() -> None:
 
 
 def _nearest_option(unknown: Sequence[str], command: argparse.ArgumentParser) -> str:
-    """Return the end of an error about unknown arguments: the nearest option of the command, or ""."""
+    """Return a hint at the option that is spelled most like the first unknown argument, or ""."""
     options = re.findall(r"--[\w-]+", command.format_usage())
-    return near(unknown[0].partition("=")[0], options, least=0.8)  # the dashes make any two options similar
+    # a high threshold, because any two options are similar by their dashes
+    return near(unknown[0].partition("=")[0], options, least=0.8)
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """Return the parser of `eventloop`, and those of its commands by name."""
+    """Return the parser of `eventloop`, and the parsers of its commands by name."""
     parser = argparse.ArgumentParser(
         prog="eventloop", description="A PyTorch training engine built as an event bus."
     )

@@ -1,4 +1,4 @@
-"""The command `eventloop checkpoints`: list, verify, consolidate and prune the checkpoints of a run."""
+"""Implement `eventloop checkpoints`, which lists, verifies, consolidates and prunes a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eventloop.cli.output_file import failed, print_stderr
 from eventloop.util.errors import CheckpointError, WorkDirInUseError
 from eventloop.util.terminal import at_least_one, print_line
 
-if TYPE_CHECKING:  # not for --help
+if TYPE_CHECKING:  # slow imports, which --help does not need
     from eventloop.checkpoint.listing import Stock
     from eventloop.checkpoint.prune import Plan
 
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _stock(options: argparse.Namespace) -> Stock:
-    """Return the checkpoints in the directory.
+    """Check the options, and return the checkpoints in the directory.
 
     Raises:
         OSError, ValueError: the options are inconsistent, or the directory has no checkpoints.
@@ -93,12 +93,12 @@ def _stock(options: argparse.Namespace) -> Stock:
     if not options.run.is_dir():
         raise ValueError(f"no directory at {options.run}: give the directory that holds the checkpoints")
     stock = Stock(options.run, owned=options.prune is not None)
-    _check_something(stock)
+    _check_not_empty(stock)
     return stock
 
 
-def _check_something(stock: Stock) -> None:
-    """Refuse a directory that holds no checkpoints, damaged checkpoints or leftovers of saves."""
+def _check_not_empty(stock: Stock) -> None:
+    """Refuse a directory without any checkpoint, damaged checkpoint or leftover of a killed save."""
     from eventloop.checkpoint.commit import MANIFEST
     from eventloop.checkpoint.directory import find_checkpoints
     from eventloop.temporary.leftovers import leftovers
@@ -114,13 +114,13 @@ def _check_something(stock: Stock) -> None:
 
 
 def _check_consolidate(options: argparse.Namespace) -> None:
-    """Refuse options that do not go together with `--consolidate`, or that need it."""
+    """Refuse options that contradict `--consolidate`, and `--format` without it."""
     if options.consolidate is None:
         if options.format is not None:
             raise ValueError(f"--format {options.format} needs --consolidate: without it no file is written")
         return
-    others = {"--verify": options.verify, "--prune": options.prune is not None, "--json": options.json}
-    if given := [name for name, is_given in others.items() if is_given]:
+    excluded = {"--verify": options.verify, "--prune": options.prune is not None, "--json": options.json}
+    if given := [name for name, is_given in excluded.items() if is_given]:
         raise ValueError(
             f"--consolidate verifies one checkpoint, writes one file and prints its path: expected no "
             f"{given[0]} with it"
@@ -141,7 +141,11 @@ def _consolidate(options: argparse.Namespace, stock: Stock) -> int:
 
 
 def _chosen(name: str, stock: Stock) -> Path:
-    """Return the path of the newest checkpoint, of the best one, or of the one with a name."""
+    """Return the path of the newest checkpoint ("auto"), the best ("best"), or the one with this name.
+
+    Raises:
+        ValueError: there is no such checkpoint, or the name is a path.
+    """
     from eventloop.util.file_names import is_plain_name
 
     found = stock.found
@@ -176,23 +180,25 @@ def _prune(options: argparse.Namespace, stock: Stock) -> int:
     from eventloop.checkpoint.prune import make_plan
     from eventloop.cli.listing_text import as_json, as_lines, plan_lines
 
-    plan = make_plan(stock, options.prune)  # verifies what stays, so that the list names damaged checkpoints
+    plan = make_plan(stock, options.prune)  # verifies checkpoints to keep, so the listing shows damaged ones
     inventory = stock.inventory()
-    shown = f"{as_lines(inventory)}\n{plan_lines(inventory, plan)}"
+    listing = f"{as_lines(inventory)}\n{plan_lines(inventory, plan)}"
     if not options.json:
-        print_line(shown)
-    going = bool(plan.remove or plan.leftovers)
-    agreed, code = _confirm(options, shown) if going else (False, 0)
-    failed = _carry_out(stock, plan) if agreed else []
-    for reason in failed:
-        print_stderr(reason)
+        print_line(listing)
+    has_removals = bool(plan.remove or plan.leftovers)
+    confirmed, code = _confirm(options, listing) if has_removals else (False, 0)
+    failures = _carry_out(stock, plan) if confirmed else []
+    for failure in failures:
+        print_stderr(failure)
     if options.json:
-        print_line(as_json(inventory, plan, removed=agreed, failed=failed))
-    return code or (1 if inventory.damaged or failed or not plan.keep else 0)
+        print_line(as_json(inventory, plan, removed=confirmed, failed=failures))
+    if code:
+        return code
+    return 1 if inventory.damaged or failures or not plan.keep else 0
 
 
 def _carry_out(stock: Stock, plan: Plan) -> list[str]:
-    """Remove what the plan lists as the owner of the directory; return a sentence for each failure."""
+    """Remove the files of the plan while owning the directory; return a sentence for each failure."""
     from eventloop.checkpoint.prune import carry_out
     from eventloop.ownership.acquiring import owning
 
@@ -214,10 +220,10 @@ def _refuse_live_owner(run: Path) -> None:
         raise WorkDirInUseError(f"{describe(owner)}: {REMEDY}")
 
 
-def _confirm(options: argparse.Namespace, shown: str) -> tuple[bool, int]:
+def _confirm(options: argparse.Namespace, listing: str) -> tuple[bool, int]:
     """Ask whether to remove the checkpoints; return the answer and an exit code.
 
-    The code is not 0 if there is no terminal to ask on.
+    The code is 2 if there is no terminal to ask on, else 0.
     """
     if options.yes:
         return True, 0
@@ -226,7 +232,7 @@ def _confirm(options: argparse.Namespace, shown: str) -> tuple[bool, int]:
             "nothing was removed, because there is no terminal to ask on: --yes removes without asking"
         )
         return False, 2
-    sys.stderr.write(f"{shown}\nRemove it? [y/N] " if options.json else "Remove it? [y/N] ")
+    sys.stderr.write(f"{listing}\nRemove it? [y/N] " if options.json else "Remove it? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True, 0

@@ -1,4 +1,4 @@
-"""The command `eventloop demo`: train a small CNN on 1,797 real handwritten digits.
+"""Implement `eventloop demo`, which trains a small CNN on 1,797 real handwritten digits.
 
 `build` is a complete example of a trainer: it validates, keeps the best checkpoints, and writes to the
 console, JSONL and TensorBoard.
@@ -43,7 +43,7 @@ SPLIT_SEED = 0
 
 
 class DigitsCNN(nn.Sequential):
-    """Two convolutions with BatchNorm: (N, 1, 8, 8) in 0..1 -> (N, 10) scores."""
+    """Classify digits by two convolutions with BatchNorm: images (N, 1, 8, 8) in 0..1 to scores (N, 10)."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -115,11 +115,9 @@ def prepare(
 ) -> Trainer:
     """Check the user's input, and return the demo's trainer, ready to train.
 
-    Every error in the input is found here.
-
     Args:
-        work_dir: the directory of the run; None for a free name, or for the newest run when resuming.
-        epochs: the number of epochs; None for that of the resumed run, or `EPOCHS`.
+        work_dir: the directory of the run; None for a new one under runs/, or to resume the newest run.
+        epochs: the number of epochs; None for the number of the resumed run, or else `EPOCHS`.
         device: "auto" or a device of torch.
         seed: the seed; None for `SEED`.
         resume: the argument of `Trainer.resume`; None for a new run.
@@ -155,21 +153,21 @@ def prepare(
 @contextmanager
 def removing_empty_directories(path: Path) -> Iterator[None]:
     """Remove the empty directories that the block has created on a path, if the block fails."""
-    missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
+    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
     try:
         yield
     except BaseException:
         with suppress(OSError):
-            for each in missing:  # the innermost first
-                each.rmdir()
+            for folder in missing:  # the innermost first
+                folder.rmdir()
         raise
 
 
 def run(trainer: Trainer) -> int:
     """Train, save and print the summary; return the exit code.
 
-    The code is 0 when complete, 130 after a stop by Ctrl-C, 128 plus the signal's number after another
-    signal, and 141 (a shell's code for a broken pipe) if the reader of the output has closed it.
+    The code is 0 if the run is complete, 130 after a stop by Ctrl-C, 128 plus the signal's number after
+    another signal, 2 if the output cannot be written, and 141 if its reader has closed it.
 
     Raises:
         KeyboardInterrupt: a second Ctrl-C.
@@ -182,22 +180,23 @@ def run(trainer: Trainer) -> int:
         try:
             trainer.train()
             code = 130 if trainer.stop_reason is not None else 0
-        except SystemExit as ended:  # a job scheduler's signal: everything is saved, not yet summarized
+        except SystemExit as ended:  # a job scheduler's signal; the summary is still to be printed
             code = int(ended.code or 0)
         trainer.close()
     try:
-        read = print_line(f"\n{closing_lines(trainer)}")
-    except OutputError as error:  # a job scheduler expects the code of its signal all the same
+        was_printed = print_line(f"\n{closing_lines(trainer)}")
+    except OutputError as error:
         print_stderr(str(error))
-        return code or 2
-    read = read and not any(isinstance(w, ConsoleWriter) and w.nobody_reads for w in trainer.writers)
-    return code or (0 if read else BROKEN_PIPE)
+        return code or 2  # a job scheduler expects the code of its signal first
+    consoles = [writer for writer in trainer.writers if isinstance(writer, ConsoleWriter)]
+    pipe_is_broken = not was_printed or any(console.nobody_reads for console in consoles)
+    return code or (BROKEN_PIPE if pipe_is_broken else 0)
 
 
 def validated(trainer: Trainer) -> bool:
-    """Return whether the last trained epoch was validated; a Ctrl-C may have prevented it.
+    """Return whether `metrics.jsonl` has a validation of the last epoch, which a Ctrl-C may have prevented.
 
-    The checkpoint cannot answer this, because it is saved before the validation of its epoch.
+    The checkpoint does not record it, because it is saved before the validation of its epoch.
     """
     metrics = trainer.work_dir / FILE_NAME
     rows = read_jsonl(metrics) if metrics.exists() else ()
@@ -205,25 +204,28 @@ def validated(trainer: Trainer) -> bool:
 
 
 def newest_run(path: Path) -> Path:
-    """Return the run that was saved last among `path`, `path-2`, `path-3`, ...; `path` if none was saved."""
-    saved = {
+    """Return the directory with the newest checkpoint among `path`, `path-2` and so on, else `path`."""
+    last_saved = {
         run: max(checkpoint.stat().st_mtime_ns for checkpoint in checkpoints)
         for run in [path, *path.parent.glob(f"{path.name}-*")]
         if (checkpoints := find_checkpoints(run))
     }
-    return max(saved, key=lambda run: saved[run], default=path)
+    return max(last_saved, key=lambda run: last_saved[run], default=path)
 
 
 def epochs_of(work_dir: Path) -> int | None:
-    """Return the number of epochs of the run that is saved in a directory; None if no run was saved."""
+    """Return the number of epochs of the run in a directory, from its newest checkpoint; None without one."""
     found = scan(work_dir)
     return next((found.manifests[path].max_epochs for path in found.newest_first()), None)
 
 
 def check_epochs(trainer: Trainer, event: AfterLoadCheckpoint) -> None:
-    """Refuse to resume with a number of epochs that differs from the one the learning rate was planned for.
+    """Refuse to resume with another number of epochs than that of the learning rate schedule.
 
-    It is called before anything is loaded.
+    It is called before the state of the checkpoint is loaded.
+
+    Raises:
+        ValueError: the numbers differ.
     """
     planned, epochs = (trainer.checkpoint or {}).get("meta", {}).get("max_epochs"), trainer.max_epochs
     if planned is not None and planned != epochs:
@@ -234,12 +236,12 @@ def check_epochs(trainer: Trainer, event: AfterLoadCheckpoint) -> None:
 
 
 def closing_lines(trainer: Trainer) -> str:
-    """Return the summary, the best score, and the commands to continue and to show the curves."""
+    """Return the summary, the best score, and the commands that continue the run and show its curves."""
     lines = [trainer.summary(), ""]
-    hook = next(h for h in trainer.hooks if isinstance(h, CheckpointHook))
+    hook = next(hook for hook in trainer.hooks if isinstance(hook, CheckpointHook))
     if hook.best.score is not None:
         lines.append(f"best accuracy  {hook.best.score:.2%}, in {hook.directory / hook.best.name}")
-    work_dir = quote(str(trainer.work_dir))  # can be copied into a shell
+    work_dir = quote(str(trainer.work_dir))  # quoted for a shell
     if trainer.stop_reason is not None:
         command = f"continue with: eventloop demo --resume --work-dir {work_dir}"
         saved = bool(find_checkpoints(trainer.work_dir))
@@ -251,7 +253,11 @@ def closing_lines(trainer: Trainer) -> str:
 
 
 def choose_device(device: str) -> str:
-    """Check that a device can be used; replace "auto" by the accelerator, or by "cpu" without one."""
+    """Check that a device can be used, and return it; "auto" becomes "cuda" or, without a GPU, "cpu".
+
+    Raises:
+        ValueError: the device cannot be used here.
+    """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     known = ["auto", "cpu", "cuda"]
@@ -265,13 +271,13 @@ def choose_device(device: str) -> str:
 
 
 def free_name(path: Path) -> Path:
-    """Return `path` if it is free; else the first free of `path-2`, `path-3`, ..., and print it.
+    """Return `path` if no directory with files is there; else print and return a free `path-2`, `path-3`, ...
 
-    A path to a file is returned unchanged, for the trainer to refuse.
+    A path to a file is returned unchanged; the trainer refuses it.
     """
     if not path.is_dir() or not any(path.iterdir()):
         return path
-    named = path.resolve() if path.name in ("", "..") else path  # "." is a directory with a name
+    named = path.resolve() if path.name in ("", "..") else path  # "." and ".." have no name to add to
     if not named.name:
         raise ValueError(
             f"--work-dir must be a directory for one run, got {path}: name a new directory in it"

@@ -1,4 +1,4 @@
-"""The command `eventloop evaluate`: validate the checkpoints of a run, and report the metrics to the run."""
+"""Implement `eventloop evaluate`, which validates the checkpoints of a run and reports the metrics to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eventloop.cli.output_file import failed, print_stderr
 from eventloop.util.errors import CheckpointError, WorkDirInUseError
 from eventloop.util.terminal import print_line
 
-if TYPE_CHECKING:  # not for --help
+if TYPE_CHECKING:  # slow imports, which --help does not need
     from eventloop.sidecar.evaluator import Evaluator
 
 DESCRIPTION = """\
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _InputError(Exception):
-    """Raised for bad input, while an error of the program's own function is shown with its traceback."""
+    """Raised for bad input, which is shown without a traceback, unlike an error of the user's function."""
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -80,9 +80,11 @@ def _check(options: argparse.Namespace) -> None:
 
     if not options.run.is_dir():
         raise _InputError(f"no directory at {options.run}: give the directory of a run")
-    one = {ALL, NEWEST, BEST}.intersection(options.checkpoints)
-    if one and len(options.checkpoints) > 1:
-        raise _InputError(f"--checkpoints takes {one.pop()!r} alone, got {' '.join(options.checkpoints)}")
+    keywords = {ALL, NEWEST, BEST}.intersection(options.checkpoints)
+    if keywords and len(options.checkpoints) > 1:
+        raise _InputError(
+            f"--checkpoints takes {keywords.pop()!r} alone, got {' '.join(options.checkpoints)}"
+        )
     try:
         find_function(options.build)
     except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
@@ -93,17 +95,18 @@ def _evaluate(options: argparse.Namespace) -> int:
     evaluator = _evaluator(options)
     evaluator.run(follow=options.follow)
     if evaluator.known:
-        print_stderr(_again(evaluator.known))
+        print_stderr(_validated_before(evaluator.known))
     if evaluator.stopped:
         return 130
     return 1 if evaluator.failed else 0
 
 
-def _again(known: Sequence[str]) -> str:
-    if len(known) == 1:
-        return f"1 checkpoint was validated before: --checkpoints {known[0]}, its name, validates it again"
+def _validated_before(names: Sequence[str]) -> str:
+    """Return a sentence on checkpoints that were validated before, with the way to validate them again."""
+    if len(names) == 1:
+        return f"1 checkpoint was validated before: --checkpoints {names[0]}, its name, validates it again"
     return (
-        f"{len(known):,} checkpoints were validated before: a name, such as --checkpoints {known[-1]}, "
+        f"{len(names):,} checkpoints were validated before: a name, such as --checkpoints {names[-1]}, "
         "validates one again"
     )
 

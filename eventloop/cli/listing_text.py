@@ -16,7 +16,7 @@ from eventloop.util.formatting import on_a_line
 from eventloop.util.surrogates import without_surrogates
 
 SCORES = 4
-"""The largest number of scores of a validation in one line."""
+"""The largest number of a validation's scores in the line of a checkpoint."""
 HEAD = ("checkpoint", "epoch", "iter", "size", "saved at", "")
 
 
@@ -25,9 +25,12 @@ def as_json(
 ) -> str:
     """Return the fields of `Inventory` as JSON.
 
-    With a plan, `prune` holds the fields of `Plan`, whether the removal was done (`removed`), and a sentence
-    for each removal that failed (`failed`). Undecodable bytes of a file name become escapes, such as
-    `\\udcff`.
+    With a plan, the key `prune` has the fields of `Plan`, with `removed` and `failed`. Bytes of a file name
+    that are not UTF-8 become escapes, such as `\\udcff`.
+
+    Args:
+        removed: whether the checkpoints of the plan were removed.
+        failed: a sentence for each removal that failed.
     """
     fields = msgspec.to_builtins(inventory)
     if plan is not None:
@@ -36,13 +39,13 @@ def as_json(
 
 
 def as_lines(inventory: Inventory) -> str:
-    """Return a table of the checkpoints, the newest last, followed by damaged checkpoints and leftovers.
+    """Return a table of the checkpoints, the newest last, and lines on damaged checkpoints and leftovers.
 
-    Each has one line, even if its name contains line breaks.
+    Each checkpoint has one line, even if its name contains line breaks.
     """
     lines = table([HEAD, *map(_row, inventory.checkpoints)]) if inventory.checkpoints else []
     lines += [f"damaged: {reason}" for reason in inventory.damaged]
-    lines += [_leftover(left) for left in inventory.leftovers]
+    lines += [_leftover(leftover) for leftover in inventory.leftovers]
     return "\n".join(map(on_a_line, lines))
 
 
@@ -51,14 +54,14 @@ def plan_lines(inventory: Inventory, plan: Plan) -> str:
     if not plan.keep:
         return "Nothing is removed: there is no checkpoint here that is whole."
     sizes = {item.name: item.bytes for item in inventory.checkpoints}
-    sizes |= {left.name: left.bytes for left in inventory.leftovers}
-    going = [*plan.remove, *plan.leftovers]
-    keeps = on_a_line(f"Verified, and kept: {', '.join(plan.keep)}")
-    if not going:
-        return f"{keeps}\nThere is nothing to remove."
-    size = size_text(sum(sizes[name] for name in going))
-    goes = on_a_line(f"To be removed, {size}: {', '.join(going)}")
-    return f"{keeps}\n{goes}"
+    sizes |= {leftover.name: leftover.bytes for leftover in inventory.leftovers}
+    removals = [*plan.remove, *plan.leftovers]
+    kept_line = on_a_line(f"Verified, and kept: {', '.join(plan.keep)}")
+    if not removals:
+        return f"{kept_line}\nThere is nothing to remove."
+    size = size_text(sum(sizes[name] for name in removals))
+    removed_line = on_a_line(f"To be removed, {size}: {', '.join(removals)}")
+    return f"{kept_line}\n{removed_line}"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -68,9 +71,9 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _cells(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    left = {0, len(row) - 2, len(row) - 1}
+    left_aligned = {0, len(row) - 2, len(row) - 1}
     return [
-        cell.ljust(width) if i in left else cell.rjust(width)
+        cell.ljust(width) if i in left_aligned else cell.rjust(width)
         for i, (cell, width) in enumerate(zip(row, widths, strict=True))
     ]
 
@@ -82,37 +85,39 @@ def _row(item: Item) -> tuple[str, ...]:
 
 def _notes(item: Item) -> list[str]:
     """Return the notes on a checkpoint, the most important first."""
-    verdict = [] if item.whole is None else ["whole" if item.whole else "DAMAGED"]
+    verification = [] if item.whole is None else ["whole" if item.whole else "DAMAGED"]
     if item.epoch is None:
-        how = "named by its hash" if published_digits(item.name) else "without a manifest"
-        return [f"a single file, {how}", *verdict]
-    behind = "of an earlier run" if item.foreign else "left behind"
-    notes = ["newest"] if item.newest else [behind] if item.abandoned else []
+        kind = "named by its hash" if published_digits(item.name) else "without a manifest"
+        return [f"a single file, {kind}", *verification]
+    notes = []
+    if item.newest:
+        notes.append("newest")
+    elif item.abandoned:
+        notes.append("of an earlier run" if item.foreign else "left behind")
     for metric, score in item.best.items():
-        kept = "one of the best" if metric in item.best_kept else "was best"
-        notes.append(f"{'best' if metric in item.best_now else kept} {metric} {_score(score)}")
+        former_rank = "one of the best" if metric in item.best_kept else "was best"
+        rank = "best" if metric in item.best_now else former_rank
+        notes.append(f"{rank} {metric} {_score(score)}")
     if item.batch_idx:
         notes.append(f"{item.batch_idx} batches into epoch {item.epoch + 1}")
     if item.ranks is not None:
         notes.append(f"of {item.ranks} ranks")
     if item.missing:
         notes.append(f"cannot be resumed from, without {', '.join(item.missing)}")
+    versions = ("eventloop", item.eventloop, __version__), ("torch", item.torch, torch_version())
     notes += [
-        f"{name} {wrote}"
-        for name, wrote, here in (
-            ("eventloop", item.eventloop, __version__),
-            ("torch", item.torch, torch_version()),
-        )
-        if _public(wrote) != _public(here)
+        f"{package} {saved_by}"
+        for package, saved_by, installed in versions
+        if _public(saved_by) != _public(installed)
     ]
-    return [*notes, *_scores(item), *verdict]
+    return [*notes, *_scores(item), *verification]
 
 
 def _scores(item: Item) -> list[str]:
-    """Return at most one note, with the scores of the last validation.
+    """Return a list with a note on the scores of the last validation, or [] without scores.
 
-    Scores for which the checkpoint is or was best are left out, as they have a note of their own. The note
-    names the iteration of the validation if the checkpoint was saved later.
+    Scores for which the checkpoint is or was the best one are left out, because `_notes` has a note on each.
+    The iteration of the validation is named if the checkpoint was saved at another one.
     """
     others = [f"{name} {_score(value)}" for name, value in item.metrics.items() if name not in item.best]
     if not others:
@@ -135,13 +140,14 @@ def torch_version() -> str:
 
 
 def _public(version: str | None) -> str:
-    """Return a version without its build part: "2.13.0+cu130" is the same code as "2.13.0"."""
+    """Return a version without its build part: "2.13.0+cu130" becomes "2.13.0"."""
     return (version or "").partition("+")[0]
 
 
-def _leftover(left: Leftover) -> str:
-    why = "is under way" if left.alive else "was killed"
-    return f"leftover: {left.name}, {size_text(left.bytes)}, of a save that {why}: process {left.process}"
+def _leftover(leftover: Leftover) -> str:
+    state = "is under way" if leftover.alive else "was killed"
+    size = size_text(leftover.bytes)
+    return f"leftover: {leftover.name}, {size}, of a save that {state}: process {leftover.process}"
 
 
 def size_text(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Check and write the file that an option of a command names; "-" is standard output."""
+"""Check and write the output file that an option of a command names; "-" means standard output."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from eventloop.util.terminal import put_file
 STANDARD_OUTPUT = "-"
 
 
-def check_output(option: str, out: str, what: str, is_own: Callable[[Path], bool]) -> None:
-    """Refuse an output path that would replace a foreign file, or whose folder does not exist.
+def check_output(option: str, out: str, kind: str, is_own: Callable[[Path], bool]) -> None:
+    """Refuse an output path whose folder does not exist, or where a file of another kind is.
 
     Args:
         option: the option that names the path, for the message.
         out: the path.
-        what: the kind of file that the command writes, such as "a trace".
+        kind: the kind of file that the command writes, such as "a trace".
         is_own: returns whether a file is of that kind, and may be replaced.
 
     Raises:
@@ -30,17 +30,17 @@ def check_output(option: str, out: str, what: str, is_own: Callable[[Path], bool
     if out == STANDARD_OUTPUT:
         return
     if path.is_dir() or (path.is_file() and not is_own(path)):
-        got = "a directory" if path.is_dir() else f"not {what}"
+        got = "a directory" if path.is_dir() else f"not {kind}"
         raise ValueError(f"{option} {path} is {got}, and is not replaced: give the name of a new file")
     if not path.parent.is_dir():
         raise ValueError(f"{option} {path} cannot be written: the folder {path.parent} does not exist")
 
 
 def write_output(option: str, out: str, data: bytes) -> bool:
-    """Write the file; return False if the reader of standard output has closed it.
+    """Write the data to a path; return False if the reader of standard output has closed it.
 
-    A file is replaced atomically, so that a reader finds a whole one; a device such as /dev/null is written
-    to.
+    A file is replaced atomically, so that a reader finds either the old or the new one whole. A device such
+    as /dev/null is not replaced.
 
     Raises:
         OSError: the file cannot be written.
@@ -60,7 +60,7 @@ def write_output(option: str, out: str, data: bytes) -> bool:
 
 
 def failed(options: argparse.Namespace, error: Exception, code: int) -> int:
-    """Report an error on one line and return the exit code; with --traceback, raise the error."""
+    """Print an error on one line and return the exit code; with the option --traceback, raise the error."""
     if options.traceback:
         raise error
     print_stderr(f"{error} (--traceback shows where)")
@@ -68,6 +68,6 @@ def failed(options: argparse.Namespace, error: Exception, code: int) -> int:
 
 
 def print_stderr(text: str) -> None:
-    """Write one line to standard error, with any characters in its paths; do nothing if it is closed."""
+    """Write a text as one line to standard error, with line breaks escaped; do nothing if that is closed."""
     if sys.stderr is not None:
         sys.stderr.write(f"eventloop: {on_a_line(text)}\n")

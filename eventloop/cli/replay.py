@@ -1,6 +1,6 @@
-"""The command `eventloop replay`: pass the events of a run's event log to any writer.
+"""Implement `eventloop replay`, which passes the events of a run's event log to any writer.
 
-Without `--to`, it delivers the events that were still queued when the run ended.
+Without `--to`, it delivers the events that were still queued for the run's writers when the run ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from eventloop.util.formatting import on_a_line
 from eventloop.util.terminal import drop_output
 from eventloop.util.text import error_text
 
-if TYPE_CHECKING:  # not for --help
+if TYPE_CHECKING:  # slow imports, which --help does not need
     from eventloop.eventlog.replay import ReplayReport
     from eventloop.eventlog.sinks import Sink
     from eventloop.eventlog.undelivered import Delivery, UndeliveredLog
@@ -45,7 +45,7 @@ OUTPUT_ATTRIBUTES = {
     "EventLogWriter": "filename",
     "ImageFileWriter": "folder",
 }
-"""The attribute that names a writer's output within --out; TensorBoardWriter is handled separately."""
+"""The attribute of a writer that names its file or folder in --out; see `_made_by` for TensorBoardWriter."""
 EXIT_CODES = (
     "exit codes: 0 done, also if a kill has torn the end of the log; 1 a file could not be written, or bytes "
     "in the middle of the log are damaged, and the whole events are replayed; 2 bad input, or a log without "
@@ -53,19 +53,19 @@ EXIT_CODES = (
     "delivers the rest"
 )
 PROGRESS_SECONDS = 10.0
-"""The time between two lines about the progress of a delivery."""
+"""Seconds between two lines on the progress of a delivery."""
 IMPORT = "--import MODULE imports the module that declares"
 
 
 class Job(NamedTuple):
-    """An event log, and the writer to write its events with."""
+    """Hold an event log, and the writer that is to write its events."""
 
     log: Path
     writer: Sink
     out: Path
     """The directory for the writer's files."""
     made: Path | None
-    """The file or folder that the writer creates; None if it is unknown."""
+    """The file or folder that the writer will create; None if it is unknown."""
 
 
 def add_parser(commands: Any) -> None:
@@ -126,6 +126,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Replay the log with the writer of `--to`, or deliver undelivered events; return the exit code."""
     if options.to is None:
         return _deliver_undelivered(options)
     try:
@@ -140,70 +141,71 @@ def _run(options: argparse.Namespace) -> int:
             job.writer.begin_process()
         report = replay(job.log, job.writer, only=options.only, on_torn="ignore", work_dir=job.out)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has left, as in `eventloop replay ... --to console | head`
+    except BrokenPipeError:  # the reader of the output has ended, such as `head` in a pipe
         drop_output()
         return 0
     except WorkDirInUseError as error:
         return failed(options, error, 2)
     except OSError as error:
         return failed(options, error, 1)
-    except Exception as error:  # of a writer, for example about an image without its pixels
-        return failed(options, _refused(job, error), 1)
+    except Exception as error:  # the writer has raised it, for example for an image without its pixels
+        return failed(options, _writer_error(job, error), 1)
     if report.empty:
         return failed(options, ValueError(_no_event(job.log, report)), 2)
-    summary = report.describe(into=_where(job, report) or "", unknown=f"{IMPORT} them")
+    summary = report.describe(into=_output_of(job, report) or "", unknown=f"{IMPORT} them")
     sys.stderr.write(f"eventloop: {on_a_line(summary)}\n")
     return 1 if report.damaged else 0
 
 
-def _refused(job: Job, error: Exception) -> Exception:
+def _writer_error(job: Job, cause: Exception) -> Exception:
     writer = type(job.writer).__name__
-    refused = RuntimeError(f"{writer} cannot write an event of {job.log}: {error_text(error)}")
-    refused.__cause__ = error
-    return refused
+    error = RuntimeError(f"{writer} cannot write an event of {job.log}: {error_text(cause)}")
+    error.__cause__ = cause
+    return error
 
 
 def _deliver_undelivered(options: argparse.Namespace) -> int:
-    """Deliver the events that were queued at the end of a run to their writers; return the exit code."""
+    """Deliver the events that were queued when a run ended to their writers; return the exit code."""
     try:
-        found = _find_undelivered(options)
+        undelivered_logs = _find_undelivered(options)
     except (ImportError, OSError, ValueError) as error:
         return failed(options, error, 2)
     code = 0
-    for each in found:
-        if each.writer is None:
+    for undelivered in undelivered_logs:
+        log, name = undelivered.log, undelivered.recipe.name
+        if undelivered.writer is None:
             sys.stderr.write(
-                f"eventloop: {each.log} holds events for {on_a_line(each.recipe.name)}, which cannot be made "
+                f"eventloop: {log} holds events for {on_a_line(name)}, which cannot be made "
                 "again: deliver it with --to, or in Python with eventloop.replay(log, bus)\n"
             )
             code = 1
             continue
         try:
-            report = _deliver(each, options.run)
-        except Exception as error:  # of a writer; the next one may well succeed
-            code = failed(options, type(error)(f"{each.recipe.name}: {error}; {each.log} stays"), 1)
+            report = _deliver(undelivered, options.run)
+        except Exception as error:  # one writer has raised it; the others still get their events
+            code = failed(options, type(error)(f"{name}: {error}; {log} stays"), 1)
         else:
-            description = report.describe(into=each.recipe.name, unknown=f"{IMPORT} them")
+            description = report.describe(into=name, unknown=f"{IMPORT} them")
             sys.stderr.write(f"eventloop: {on_a_line(description)}\n")
     return code
 
 
 def _deliver(undelivered: UndeliveredLog, run: Path) -> ReplayReport:
-    """Deliver one log; print its progress, and how far it came if it is stopped."""
+    """Deliver the events of one log, and print the progress, also when an error or a signal stops it."""
     from eventloop.eventlog.undelivered import Delivery
 
     name = on_a_line(undelivered.recipe.name)
-    printed = monotonic()
+    last_printed = monotonic()
 
-    def progress(delivery: Delivery) -> None:
-        nonlocal printed
-        if (now := monotonic()) - printed >= PROGRESS_SECONDS:
-            printed = now
+    def print_progress(delivery: Delivery) -> None:
+        nonlocal last_printed
+        if (now := monotonic()) - last_printed >= PROGRESS_SECONDS:
+            last_printed = now
             sys.stderr.write(
                 f"eventloop: {name}: {delivery.written:,} of {delivery.total:,} events delivered\n"
             )
 
-    delivery = Delivery(undelivered, run, progress)
+    delivery = Delivery(undelivered, run, print_progress)
     try:
         with _exiting_at_sigterm():
             return delivery.run()
@@ -223,19 +225,15 @@ def _exiting_at_sigterm() -> Iterator[None]:
     def end(number: int, frame: object) -> None:
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    former_handler = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, former_handler)
 
 
 def _find_undelivered(options: argparse.Namespace) -> list[UndeliveredLog]:
-    """Return the logs of events that were still queued when the run ended.
-
-    Raises:
-        ImportError, OSError, ValueError: the input is bad; the message names it.
-    """
+    """Return the logs of the events that were still queued when the run ended; raise for bad input."""
     from eventloop.eventlog.undelivered import FOLDER, find_undelivered
 
     if options.only or options.out is not None:
@@ -244,37 +242,39 @@ def _find_undelivered(options: argparse.Namespace) -> list[UndeliveredLog]:
         raise FileNotFoundError(f"no run at {options.run}: give the run's directory")
     for module in options.modules:
         _import(module)
-    if not (found := find_undelivered(options.run)):
-        aside = sorted(map(str, options.run.glob(f"{FOLDER}_*/*.evl")))  # of runs that were continued since
-        former = f"The run before a resume left {', '.join(aside)}: give this file, with --to. "
+    if not (undelivered_logs := find_undelivered(options.run)):
+        former_logs = sorted(map(str, options.run.glob(f"{FOLDER}_*/*.evl")))  # renamed at a resume
+        hint = f"The run before a resume left {', '.join(former_logs)}: give this file, with --to. "
         raise FileNotFoundError(
             f"{options.run / FOLDER} holds nothing: no events wait there for their writers. "
-            f"{former * bool(aside)}"
+            f"{hint if former_logs else ''}"
             f"--to TARGET writes its event log with another writer: {', '.join(TARGETS)}"
         )
-    return found
+    return undelivered_logs
 
 
 def _no_event(log: Path, report: ReplayReport) -> str:
-    lost = report.damaged + (0 if report.torn is None else report.torn.size)
-    if lost:
-        return f"{log} holds no whole event: {lost:,} of its bytes are torn or damaged"
+    damaged_bytes = report.damaged + (0 if report.torn is None else report.torn.size)
+    if damaged_bytes:
+        return f"{log} holds no whole event: {damaged_bytes:,} of its bytes are torn or damaged"
     return f"{log} holds no event: the run was killed before it wrote one, or is about to write it"
 
 
-def _where(job: Job, report: ReplayReport) -> Path | None:
-    """Return the path of the writer's output; if it is unknown, the directory, or None if that is empty."""
+def _output_of(job: Job, report: ReplayReport) -> Path | None:
+    """Return the writer's file or folder, or else the job's directory; None if nothing was written."""
     if job.made is not None:
         return job.made if job.made.exists() else None
-    wrote = report.emitted and not _is_a("ConsoleWriter", job.writer)
-    return job.out if wrote and any(not path.name.startswith(".") for path in job.out.iterdir()) else None
+    if not report.emitted or _is_a("ConsoleWriter", job.writer):
+        return None
+    has_files = any(not path.name.startswith(".") for path in job.out.iterdir())
+    return job.out if has_files else None
 
 
 # --- input ------------------------------------------------------------------------------------------------
 
 
 def _prepare(options: argparse.Namespace) -> Job:
-    """Check the user's input, and return the job; every error in the input is found here.
+    """Check the user's input, and return the job.
 
     Raises:
         ImportError, OSError, ValueError, TypeError: the input is bad; the message names it.
@@ -303,10 +303,9 @@ def _prepare(options: argparse.Namespace) -> Job:
 
 @contextmanager
 def _finding_modules_here() -> Iterator[None]:
-    """Let imports in the block find modules in the current directory, as `--import` needs.
+    """Search modules also in the current directory within the block, as `--import` needs.
 
-    At other times that directory is not searched: it may be an untrusted run that contains a
-    `tensorboard.py`.
+    Otherwise it is not searched: it may be the directory of an untrusted run, with a file `tensorboard.py`.
     """
     sys.path.insert(0, "")
     try:
@@ -321,16 +320,16 @@ def _import(name: str) -> None:
     try:
         import_module(name)
     except (Exception, SystemExit) as error:
-        why = error_text(error)
+        reason = error_text(error)
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            why = "no such module is installed or in the current directory"
+            reason = "no such module is installed or in the current directory"
         if name.endswith(".py"):
-            why = f"expected the name of a module, as in an import: {name[:-3].replace(os.sep, '.')}"
-        raise ImportError(f"--import {name} failed: {why}") from error
+            reason = f"expected the name of a module, as in an import: {name[:-3].replace(os.sep, '.')}"
+        raise ImportError(f"--import {name} failed: {reason}") from error
 
 
 def _check_events(names: list[str]) -> None:
-    """Refuse names of events that are not declared."""
+    """Raise ValueError for a name that is not the name of a declared event."""
     from eventloop.events.base import ALIASES, event_name
     from eventloop.events.catalogue import declared_events, find_event
     from eventloop.util.suggest import suggest
@@ -338,21 +337,21 @@ def _check_events(names: list[str]) -> None:
     declared = [event_name(event) for event in declared_events()]
     for name in names:
         if name in declared or name in ALIASES:
-            find_event(name)  # raises if two modules have declared it
+            find_event(name)  # raises if two modules have declared an event of this name
         elif name != "*":
             hint = suggest(name, [*declared, *ALIASES])
             raise ValueError(f"unknown event {name!r}{hint}; {IMPORT} an event of yours")
 
 
 def _made_by(writer: Sink, out: Path) -> Path | None:
-    """Return the file or folder that a writer creates; None if it is unknown."""
+    """Return the file or folder that a writer will create in the directory `out`; None if it is unknown."""
     if _is_a("TensorBoardWriter", writer):
         log_dir: str | PathLike[str] | None = getattr(writer, "log_dir", None)
         return out / "tensorboard" if log_dir is None else Path(log_dir)
     for name, attribute in OUTPUT_ATTRIBUTES.items():
         if _is_a(name, writer):
-            within: str | PathLike[str] | None = getattr(writer, attribute, None)
-            return None if within is None else out / within
+            file_name: str | PathLike[str] | None = getattr(writer, attribute, None)
+            return None if file_name is None else out / file_name
     return None
 
 
@@ -389,11 +388,11 @@ def _make_writer(target: str, only: list[str] | None, arguments: dict[str, Any])
         options["progress"] = False
     elif target == "jsonl" and only:
         options["events"] = only
-    made: Sink = build(options)
-    events = several(made.events)
+    writer: Sink = build(options)
+    events = several(writer.events)
     if only and "*" not in (*only, *events):
-        taken = {find_event(event) for event in events}
-        if taken.isdisjoint(find_event(event) for event in only):
-            names = ", ".join(sorted(event_name(event) for event in taken))
+        supported = {find_event(event) for event in events}
+        if supported.isdisjoint(find_event(event) for event in only):
+            names = ", ".join(sorted(event_name(event) for event in supported))
             raise ValueError(f"{cls.__name__} takes none of {', '.join(only)}: it takes {names}")
-    return made
+    return writer

@@ -1,7 +1,7 @@
-"""The command `eventloop report`: show the costs and the curves of runs as tables, JSON or a page.
+"""Implement `eventloop report`, which shows the costs and the curves of runs as tables, JSON or a page.
 
-With `--diff` it compares the costs and the scores of two runs; with `--fail-above` it fails if the second one
-is slower.
+With `--diff` it compares the costs and the scores of two runs; with `--fail-above` the exit code shows
+whether the second run is slower.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.cli.output_file import STANDARD_OUTPUT, check_output, failed, print_stderr, write_output
 from eventloop.util.terminal import OutputError, output_encoding, print_line, print_lines
 
-if TYPE_CHECKING:  # not for --help
+if TYPE_CHECKING:  # slow imports, which --help does not need
     from eventloop.reporting.report import Report
 
 EXIT_CODES = (
@@ -26,9 +26,9 @@ EXIT_CODES = (
 )
 
 PAGE = "report.html"
-"""The name of the page that --html without a name writes into the run's directory."""
+"""The file in the run's directory that --html writes if it is given no name."""
 IN_RUN = ""
-"""The value of --html without a name."""
+"""The value of the option --html if it is given no name."""
 NARROWEST = 40
 """The least width of a line in characters; a narrower terminal wraps longer lines itself."""
 
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     from eventloop.reporting.report import load_report
 
-    if not options.runs and options.html:  # `--html RUN`, whose RUN argparse takes for the name of the page
+    if not options.runs and options.html:  # in `--html RUN`, argparse takes RUN for the name of the page
         options.runs, options.html = [Path(options.html)], IN_RUN
     if not options.runs:
         options.show.error("the following arguments are required: RUN")
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         if options.diff:
             _refuse_units(reports)
             return _show_diff(reports, limit, options)
-    except OutputError:  # `main` reports it
+    except OutputError:  # `main` handles it
         raise
     except (ImportError, OSError, ValueError) as error:
         return failed(options, error, 2)
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
         try:
             write_output("--html", options.html, as_page(reports).encode())
-        except OutputError:  # `main` reports it, as for the tables
+        except OutputError:  # `main` handles it
             raise
         except OSError as error:
             return failed(options, error, 1)
@@ -122,12 +122,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_units(reports: list[Report]) -> None:
-    """Refuse to compare runs whose iterations are not the same thing.
+    """Refuse to compare runs that count different units as an iteration.
 
     Raises:
         ValueError: an iteration is a batch in one run, and an optimizer step in another.
     """
-    units = [r.begun.options.get("trainer", {}).get("unit", "batch") for r in reports if r.begun is not None]
+    records = [report.begun for report in reports if report.begun is not None]
+    units = [record.options.get("trainer", {}).get("unit", "batch") for record in records]
     if len({*units}) > 1:
         raise ValueError(
             f"--diff compares iterations: expected runs of one unit, got {' and '.join(map(repr, units))} "
@@ -136,7 +137,7 @@ def _refuse_units(reports: list[Report]) -> None:
 
 
 def _report_missing(reports: list[Report]) -> int:
-    """Report on one line which parts of the reports are missing; return 2 if any are, else 0."""
+    """Print one line on missing parts of the reports; return the exit code: 2 if there are any, else 0."""
     missing = [f"{report.run}: {' '.join(report.missing)}" for report in reports if report.missing]
     if missing:
         print_stderr("; ".join(missing))
@@ -164,11 +165,11 @@ def _check_diff(options: argparse.Namespace) -> float | None:
 
 
 def _percentage(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip(), re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip(), re.ASCII)
+    if match is None:
         raise ValueError(f"--fail-above must be a percentage such as 5%, got {text!r}")
-    number = float(found[1])
-    if number < 1 and not found[2]:
+    number, has_sign = float(match[1]), bool(match[2])
+    if number < 1 and not has_sign:
         percents = f"{number * 100:g}% or {number:g}%"
         raise ValueError(f"--fail-above {text} may mean {percents}: expected a percentage, write it with %")
     return number
@@ -180,7 +181,7 @@ def _width() -> int:
 
 
 def _show_diff(reports: list[Report], limit: float | None, options: argparse.Namespace) -> int:
-    """Print the comparison of two runs; return 3 if the second run is slower than the limit allows."""
+    """Print the comparison of two runs; return the exit code: 3 if the second one exceeds the limit."""
     import msgspec
     from msgspec.structs import replace
 
@@ -188,19 +189,19 @@ def _show_diff(reports: list[Report], limit: float | None, options: argparse.Nam
     from eventloop.reporting.diff.scores import compare_scores
     from eventloop.reporting.diff.text import diff_lines, regression_line
 
-    found = replace(compare(reports[0], reports[1], limit), scores=compare_scores(*options.runs))
+    comparison = replace(compare(reports[0], reports[1], limit), scores=compare_scores(*options.runs))
     if options.json:
-        print_line(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        print_line(msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode())
     else:
-        print_lines(diff_lines(found, output_encoding(), width=_width(), everything=options.all))
+        print_lines(diff_lines(comparison, output_encoding(), width=_width(), everything=options.all))
     if limit is not None:
-        print_stderr(regression_line(found))
-    missing = _report_missing(reports)
-    return 3 if found.failed else missing
+        print_stderr(regression_line(comparison))
+    missing_code = _report_missing(reports)
+    return 3 if comparison.failed else missing_code
 
 
 def _page_of(runs: list[Path]) -> str:
-    """Return the file of the page that --html without a name writes.
+    """Return the path of the page that --html writes if it is given no name.
 
     Raises:
         ValueError: there are several runs.
@@ -214,7 +215,7 @@ def _page_of(runs: list[Path]) -> str:
 
 
 def _check_html(out: str, *, json: bool) -> None:
-    """Check the argument of --html before anything is read.
+    """Check the argument of --html before the files of the runs are read.
 
     Raises:
         ImportError: plotly is not installed.

@@ -1,4 +1,4 @@
-"""The command `eventloop run`: run a script of another engine with a bus attached, and show its costs."""
+"""Implement `eventloop run`, which runs a script of another engine with a bus, and shows its costs."""
 
 from __future__ import annotations
 
@@ -65,25 +65,25 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; errors of the script are raised unchanged, as Python would raise them."""
+    """Run the command; return its exit code, or raise an error of the script unchanged."""
     try:
-        checked = _checked(options)
+        bridge_options = _bridge_options(options)
         folder = mkdtemp(prefix="eventloop_run_")
     except (ImportError, OSError, ValueError) as error:
         return failed(options, error, 2)
     try:
-        return _run(options, msgspec.structs.replace(checked, summaries=folder))
+        return _run(options, msgspec.structs.replace(bridge_options, summaries=folder))
     finally:
-        if os.getpid() == checked.pid:  # not in a process that the script forked, which may end before others
+        if os.getpid() == bridge_options.pid:  # a process that the script forked gets here, too
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(options: argparse.Namespace, checked: RunOptions) -> int:
+def _run(options: argparse.Namespace, bridge_options: RunOptions) -> int:
     from eventloop.autoattach.attacher import Attacher
     from eventloop.autoattach.hosts import attached
     from eventloop.autoattach.script import run_main
 
-    attacher = Attacher(checked)
+    attacher = Attacher(bridge_options)
     attacher.options.put(os.environ)
     succeeded = False
     try:
@@ -94,13 +94,13 @@ def _run(options: argparse.Namespace, checked: RunOptions) -> int:
         succeeded = not ended.code
         raise
     finally:
-        if os.getpid() == checked.pid:
+        if os.getpid() == bridge_options.pid:
             _report(options.script, attacher, succeeded=succeeded)
     return 0
 
 
-def _checked(options: argparse.Namespace) -> RunOptions:
-    """Return the options for the bridges, after checking the command's options.
+def _bridge_options(options: argparse.Namespace) -> RunOptions:
+    """Check the command's options, and return the options for the bridges.
 
     Raises:
         ImportError: no engine is installed, or a writer's library is missing.
@@ -123,12 +123,12 @@ def _checked(options: argparse.Namespace) -> RunOptions:
 
 
 def _make_dir(work_dir: str) -> None:
-    """Create the directory of the run's files, and check that a file can be written to it.
+    """Create the directory of the run's files, and check that files can be written in it.
 
     Raises:
-        OSError: naming the directory.
+        OSError: the directory cannot be created or written; the text names it.
     """
-    # not `make_work_dir`, which would import torch before the script does
+    # `make_work_dir` is not used here, because it would import torch before the script does
     try:
         Path(work_dir).mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=work_dir).close()
@@ -148,20 +148,20 @@ def _writer(name: str) -> str:
     from eventloop.registry import WRITERS
     from eventloop.util.suggest import suggest
 
-    short = {each.removesuffix("Writer").lower(): each for each in WRITERS.names()}
-    found = short.get(name.lower().removesuffix("writer"))
-    if found is None:
-        raise ValueError(f"--writers has an unknown writer {name!r}{suggest(name, [*short])}")
-    writer = WRITERS.find(found)  # without the lookup among hooks, which import torch
+    class_names = {class_name.removesuffix("Writer").lower(): class_name for class_name in WRITERS.names()}
+    class_name = class_names.get(name.lower().removesuffix("writer"))
+    if class_name is None:
+        raise ValueError(f"--writers has an unknown writer {name!r}{suggest(name, [*class_names])}")
+    writer = WRITERS.find(class_name)  # not `find_class`, which imports the hooks, and so torch
     assert writer is not None
     writer()
-    return found
+    return class_name
 
 
 def _report(script: str, attacher: Any, *, succeeded: bool) -> None:
-    """Print the summary of each run on the first rank.
+    """Print the summaries of the script's runs, on the first rank alone.
 
-    Without a run, print the reason or, if the script uses no known engine, the code to add to it.
+    If there was no run, print the reason, or the code to add to a script without a supported engine.
     """
     if sys.stderr is None or os.environ.get("RANK", "0") != "0":
         return

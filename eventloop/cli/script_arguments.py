@@ -1,4 +1,4 @@
-"""Separate a command's own arguments from those of the script that it runs."""
+"""Separate the arguments of a command of eventloop from those of the script that it runs."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ _WITH_VALUE = ("--writers", "--work-dir")
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the command's own arguments, and those of the script.
+    """Return the command's own arguments, and the arguments of the script.
 
-    The script's arguments follow the first `--` for `plan`, and the script itself for `run`. argparse cannot
-    separate them: it would drop a second `--`, and take options of the script as the command's.
+    For `plan`, the script's arguments follow the first `--`; for `run`, they follow the script. argparse
+    cannot separate them: it would drop a second `--`, and take options of the script for the command's.
     """
     given = list(arguments)
     if given[:1] == ["run"]:
-        at = _script(given) + 1
-        return given[:at], given[at:]
+        end = _script_index(given) + 1
+        return given[:end], given[end:]
     if given[:1] == ["tell"]:
         return ["tell", *options_first(given[1:])], []
     if given[:1] != ["plan"] or "--" not in given:
         return given, []
-    at = given.index("--")
-    return given[:at], given[at + 1 :]
+    separator = given.index("--")
+    return given[:separator], given[separator + 1 :]
 
 
-def _script(given: Sequence[str]) -> int:
-    """Return the position of the script in the arguments of `run`."""
-    at = 1
-    while at < len(given) and given[at].startswith("-"):
-        if given[at] == "--":
-            return at + 1
-        at += 2 if given[at] in _WITH_VALUE else 1
-    return at
+def _script_index(given: Sequence[str]) -> int:
+    """Return the index of the script in the arguments of `run`."""
+    index = 1
+    while index < len(given) and given[index].startswith("-"):
+        if given[index] == "--":
+            return index + 1
+        index += 2 if given[index] in _WITH_VALUE else 1
+    return index

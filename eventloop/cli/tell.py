@@ -1,4 +1,4 @@
-"""The command `eventloop tell`: send a command to a running training, and print its answer."""
+"""Implement `eventloop tell`, which sends a command to a running training and prints its answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.cli.output_file import failed, print_stderr
 from eventloop.util.terminal import print_line
 
-if TYPE_CHECKING:  # not for --help
+if TYPE_CHECKING:  # slow imports, which --help does not need
     from eventloop.commands import Answer
 
 COMMANDS = """\
@@ -33,9 +33,9 @@ exit codes: 0 applied; 1 refused (why); 2 no such run, or wrong arguments; 3 no 
 run's process lives, and whether the command was withdrawn); 130 ended by Ctrl-C. The run looks for commands
 each second, and applies them at the end of an iteration."""
 HELP_SECONDS = 5.0
-"""Seconds that `--help` waits for the list of a run's own commands."""
+"""The longest wait, in seconds, of `--help` for the list of a run's own commands."""
 _TEXTS = ("note", "stop")
-"""The commands whose words are one text, in which NAME=VALUE has no meaning."""
+"""The commands whose words form one text, in which `NAME=VALUE` is no argument."""
 _NAMED = re.compile(r"([^\s=]+)=(.*)", re.DOTALL)
 _WITH_VALUE, _FLAGS = ("--timeout",), ("--no-wait", "--json", "--traceback", "-h", "--help")
 
@@ -62,23 +62,23 @@ def add_parser(commands: Any) -> None:
 
 
 def options_first(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the options first, so that a word may begin with a minus sign.
+    """Return the arguments with the options first and the words after `--`.
 
-    argparse would take `-0.5` for an option, and words after an option for unknown ones.
+    argparse would else take a word such as `-0.5` for an option, and refuse words after an option.
     """
-    options, words, left = [], [], list(arguments)
-    while left:
-        each = left.pop(0)
-        if each == "--":
-            words += left
+    options, words, remaining = [], [], list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        if argument == "--":
+            words += remaining
             break
-        if each in _WITH_VALUE:
-            options += [each, *left[:1]]
-            del left[:1]
-        elif each in _FLAGS or each.startswith("--"):
-            options.append(each)
+        if argument in _WITH_VALUE:
+            options += [argument, *remaining[:1]]
+            del remaining[:1]
+        elif argument in _FLAGS or argument.startswith("--"):
+            options.append(argument)
         else:
-            words.append(each)
+            words.append(argument)
     return [*options, "--", *words] if words else options
 
 
@@ -91,8 +91,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         words, arguments = _split(options.name, options.words)
         if options.no_wait:
-            sent = post(options.run, options.name, *words, arguments=arguments)
-            print_line(json.dumps({"id": sent}) if options.json else f"sent as {sent}")
+            command_id = post(options.run, options.name, *words, arguments=arguments)
+            print_line(json.dumps({"id": command_id}) if options.json else f"sent as {command_id}")
             return 0
         answer = send(options.run, options.name, *words, arguments=arguments, timeout=options.timeout)
     except NoAnswerError as error:
@@ -108,7 +108,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _help(options: argparse.Namespace) -> int:
-    """Print the usage, and the commands of a run that lives; without --help name what is missing."""
+    """Print the usage and the commands of the run, if it is alive; return the exit code.
+
+    Without the option --help, report a missing argument as an error.
+    """
     parser: argparse.ArgumentParser = options.show
     if not options.help:
         missing = "RUN, the run's directory" if options.run is None else "COMMAND, such as stop"
@@ -128,7 +131,7 @@ def _help(options: argparse.Namespace) -> int:
 
 
 def _split(command: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the words, and the arguments that are given as NAME=VALUE.
+    """Return the words that are not of the form NAME=VALUE, and the values of the others by name.
 
     Raises:
         ValueError: a name is given twice, or `set` has no NAME=VALUE.
@@ -179,7 +182,7 @@ def _seconds(text: str) -> float:
     """Convert the argument of --timeout to a number of seconds.
 
     Raises:
-        argparse.ArgumentTypeError: it is not a positive finite number.
+        argparse.ArgumentTypeError: the argument is not a number above 0 and below 1e9.
     """
     number = 0.0
     with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""The command `eventloop trace`: list, copy or merge the recorded windows of a run."""
+"""Implement `eventloop trace`, which lists, copies or merges the traces that a run has recorded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.cli.output_file import STANDARD_OUTPUT, check_output, failed, print_stderr, write_output
 from eventloop.util.terminal import at_least_one, print_line
 
-if TYPE_CHECKING:  # not for --help
+if TYPE_CHECKING:  # slow imports, which --help does not need
     from eventloop.tracing.files import TraceFile
 
 EXIT_CODES = (
@@ -67,10 +67,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_ranks(options: argparse.Namespace, file: TraceFile) -> int:
-    """Write a window of all ranks to one file, by default next to rank 0's; return the exit code.
+    """Write the traces of all ranks for one window to one file; return the exit code.
+
+    The file is by default in the folder of rank 0's trace.
+
+    Args:
+        file: the trace of rank 0.
 
     Raises:
-        OSError, ValueError: the window of a rank is missing or damaged.
+        OSError, ValueError: the trace of a rank is missing or damaged.
     """
     from eventloop.tracing.files import encoded
     from eventloop.tracing.ranks import merge_ranks
@@ -93,7 +98,7 @@ def _write(options: argparse.Namespace, out: str, data: bytes, content: str, not
     """
     try:
         if not write_output("-o", out, data):
-            return 0  # the reader of standard output has left, as `head` does, which is no error
+            return 0  # the reader of standard output has ended, such as `head`, which is no error
     except OSError as error:
         return failed(options, error, 1)
     where = "" if out == STANDARD_OUTPUT else f" into {out}; {OPEN}"
@@ -102,7 +107,7 @@ def _write(options: argparse.Namespace, out: str, data: bytes, content: str, not
 
 
 def _listing(traces: list[TraceFile]) -> str:
-    """Return a table of the windows, with a last line that says where to open a file."""
+    """Return a table of the traces, with a last line on the programs that open them."""
     from eventloop.cli.listing_text import size_text
     from eventloop.util.formatting import table
 
@@ -114,7 +119,7 @@ def _listing(traces: list[TraceFile]) -> str:
 
 
 def _choose(traces: list[TraceFile], number: int | None) -> TraceFile:
-    """Return the window with this number, counted from 1; None means the last window.
+    """Return the trace of the window with a number, counted from 1; None means the last window.
 
     Raises:
         ValueError: there is no window with this number.
@@ -128,7 +133,7 @@ def _choose(traces: list[TraceFile], number: int | None) -> TraceFile:
 
 
 def _contents(chosen: list[TraceFile]) -> bytes:
-    """Return the bytes of one window's file, or of one file made of several windows."""
+    """Return the bytes of the only trace's file, or of a trace that is merged from several."""
     from eventloop.tracing.files import encoded, merged
 
     return chosen[0].path.read_bytes() if len(chosen) == 1 else encoded(merged(chosen))

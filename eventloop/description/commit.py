@@ -1,4 +1,4 @@
-"""Find the git commit of a program, by reading files; no process is started."""
+"""Find the git commit of a program by reading the files of its repository, without running git."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 
 def program_commit() -> str:
-    """Return the commit that is checked out around the main script, or around the current directory.
+    """Return the hash of the commit that is checked out in the repository of the main script.
 
-    It is "" outside of a git repository, and if it is not known.
+    Without a main script, as in a notebook, it is the repository of the current directory. Return "" outside
+    of a repository, and if a file of the repository cannot be read.
     """
     main = getattr(sys.modules["__main__"], "__file__", None)
     with suppress(OSError, UnicodeDecodeError):
@@ -19,29 +20,33 @@ def program_commit() -> str:
 
 
 def commit_around(directory: Path) -> str:
-    """Return the commit that is checked out in the repository around an absolute directory, or "".
+    """Return the hash of the commit that is checked out in the repository of a directory; "" without one.
+
+    Args:
+        directory: an absolute path in the repository.
 
     Raises:
         OSError, UnicodeDecodeError: a file of the repository cannot be read.
     """
-    for place in (directory, *directory.parents):
-        if (git := place / ".git").exists():
+    for folder in (directory, *directory.parents):
+        if (git := folder / ".git").exists():
             return _head(git)
     return ""
 
 
 def _head(git: Path) -> str:
-    if git.is_file():  # of a second worktree, or of a submodule
+    """Return the hash of the commit that `HEAD` refers to, given the path of `.git`; "" if it has none."""
+    if git.is_file():  # in a second worktree or a submodule, `.git` is a file with the path of the folder
         git = git.parent / git.read_text("utf-8").removeprefix("gitdir:").strip()
     head = (git / "HEAD").read_text("utf-8").strip()
     if not head.startswith("ref:"):
         return head
     name = head.removeprefix("ref:").strip()
-    shared = git / "commondir"  # the branches of a second worktree are in the first one's
+    shared = git / "commondir"  # a second worktree has its branches in the folder that this file names
     common = git / shared.read_text("utf-8").strip() if shared.exists() else git
-    for place in (git, common):
-        if (place / name).is_file():
-            return (place / name).read_text("utf-8").strip()
+    for folder in (git, common):
+        if (folder / name).is_file():
+            return (folder / name).read_text("utf-8").strip()
     packed = common / "packed-refs"
     lines = packed.read_text("utf-8").splitlines() if packed.exists() else []
     return next((line.split(" ")[0] for line in lines if line.endswith(f" {name}")), "")

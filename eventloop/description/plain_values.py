@@ -1,6 +1,6 @@
-"""Convert settings to values that JSON has. This module imports no torch.
+"""Convert settings to values that JSON can represent. This module imports no torch.
 
-The trainer and `run.json` use it for the configuration that a user gives, which may hold any object.
+The trainer uses it for the user's configuration in `run.json`, which may contain any object.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from typing import Any
 from eventloop.util.surrogates import escaped
 
 DEEPEST = 8
-"""The levels of mappings and lists that are kept as such; what is further inside becomes a text."""
+"""How many levels of nested mappings and lists are kept; deeper ones become texts."""
 LONGEST = 200
-"""The largest number of characters of the text of an object."""
+"""The largest number of characters of the text that stands for an object."""
 
 
 def plain_value(value: Any, depth: int = 0) -> Any:
-    """Return a value as JSON has it: texts, numbers, lists and mappings of these.
+    """Convert a value to None, bool, str, int, float, or lists and dicts of these.
 
-    Any other object becomes its `repr`, cut to `LONGEST` characters; NaN and infinities become texts, too.
+    Any other object becomes its `repr`, cut to `LONGEST` characters, and so do NaN and infinities.
+
+    Args:
+        depth: the number of mappings and lists around the value.
     """
     match value:
         case None | bool():
@@ -43,7 +46,7 @@ def plain_value(value: Any, depth: int = 0) -> Any:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested mappings by names such as `optimizer.lr`; lists stay whole."""
+    """Yield the values of nested mappings with names such as "optimizer.lr"; a list is one value."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{key}.")

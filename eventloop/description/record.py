@@ -1,6 +1,6 @@
-"""Read and write `run.json`: with which options a run was begun, on which machine, and when.
+"""Read and write `run.json`, which has the options of a run, its machine, and the times at which it began.
 
-`assembly.description` collects a trainer's record, `training.run_file` writes it once a training begins, and
+`assembly.description` makes a trainer's record, `training.run_file` writes it when a training begins, and
 `eventloop report` and `eventloop watch` show it. This module imports no torch.
 """
 
@@ -16,40 +16,40 @@ from eventloop.util.append_file import replacing
 FILE = "run.json"
 VERSION = 1
 MOST_BEGINS = 1000
-"""The largest number of begins in the file; the first one and the newest ones are kept."""
+"""The largest number of `Begin` entries in the file; the first and the newest ones are kept."""
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of `train()`, of a new process or not."""
+    """Record one call of `train()`, in the same process as the call before it or in another."""
 
     time: float
-    """When it began, as a Unix time in seconds by the clock of the run's machine."""
+    """The Unix time of the call in seconds, by the clock of the run's machine."""
     iter: int
-    """Completed training iterations at that time; above 0 after a resume."""
+    """The number of completed training iterations at that time; above 0 after a resume."""
     host: str
     """The name of the machine."""
     commit: str = ""
-    """The git commit of the program that was checked out; "" if it is not in a repository.
+    """The git commit that was checked out in the program's repository; "" if there is none.
 
-    Changes that are not committed are not seen.
+    Uncommitted changes are not recorded.
     """
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of `run.json`: what the newest training was begun with, and all its begins.
+    """Hold the contents of `run.json`: the options of the newest training, and all begins of the run.
 
-    A run that is resumed with other options replaces those of its earlier part, and adds a begin.
+    When a run is resumed, its options replace the earlier ones, and its begin is added to the list.
     """
 
     version: int = VERSION
     begins: list[Begin]
-    """The begins of the run, oldest first. All other fields are of the last one."""
+    """The begins of the run, oldest first. All other fields describe the training of the last one."""
     model: str = ""
     """The class of the model."""
     parameters: int = 0
-    """The number of the model's parameters, without those whose shape is not known yet."""
+    """The number of elements of the model's parameters, without lazy ones, whose shape is not known yet."""
     trainable: int = 0
-    """The number of those that are trained."""
+    """The number of these elements that are trained."""
     device: str = ""
     ranks: int = 1
     python: str = ""
@@ -62,32 +62,32 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_record(directory: Path, record: RunRecord) -> None:
-    """Write `run.json` into the directory of a run, and keep the begins that an older file there lists.
+    """Write `run.json` into the directory of a run; the begins of an older file precede those of `record`.
 
-    Those of `record` follow them. A reader finds either the old file or the new one. A file that cannot be
-    read is replaced.
+    The file is replaced at once, so a reader finds either the old contents or the new. An older file that
+    is damaged is replaced without keeping its begins.
 
     Raises:
         OSError: the file cannot be written.
     """
     try:
-        before = read_record(directory)
+        older = read_record(directory)
     except ValueError:
-        before = None
-    begins = [*(before.begins if before is not None else ()), *record.begins]
+        older = None
+    begins = [*(older.begins if older is not None else ()), *record.begins]
     if len(begins) > MOST_BEGINS:
         begins = [begins[0], *begins[1 - MOST_BEGINS :]]
-    whole = msgspec.structs.replace(record, begins=begins)
+    merged = msgspec.structs.replace(record, begins=begins)
     with replacing(directory / FILE, durable=False) as file:
-        file.write(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
+        file.write(msgspec.json.format(msgspec.json.encode(merged), indent=1) + b"\n")
 
 
 def read_record(directory: Path) -> RunRecord | None:
-    """Read the record of a run; None if its directory has no `run.json`.
+    """Read the record of a run; return None if its directory has no `run.json`.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is truncated, not the record of a run, or of a later version.
+        ValueError: the file is truncated, is not the record of a run, or has a later version.
     """
     path = directory / FILE
     try:

@@ -1,6 +1,6 @@
-"""Raise errors about names of other training systems, with the replacement in eventloop.
+"""Raise errors for names of other training systems that name the replacement in eventloop.
 
-The trainer, hooks and the registry use it; `eventloop.migration.tables` has the names.
+The trainer, hooks and the registry use it. `eventloop.migration.tables` has the names.
 """
 
 from __future__ import annotations
@@ -30,62 +30,87 @@ T = TypeVar("T")
 
 
 def argument_meant(classes: Iterable[str], name: str) -> str:
-    """Return the replacement of an unknown argument, as the end of an error message.
-
-    It is "" if no other system has an argument with this name.
+    """Return the replacement of an unknown argument, as the end of an error message, or "".
 
     Args:
-        classes: names of the class and its bases.
-        name: the argument.
+        classes: the names of the class and its bases.
+        name: the name of the argument.
     """
-    found = (f": use {ARGUMENTS[each][name]}" for each in classes if name in ARGUMENTS.get(each, {}))
-    return next(found, "")
+    for class_name in classes:
+        if name in ARGUMENTS.get(class_name, {}):
+            return f": use {ARGUMENTS[class_name][name]}"
+    return ""
 
 
 def knowing_others(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a constructor or method raise a TypeError that says what to write for a wrong argument.
+    """Decorate a constructor or method to raise a TypeError with the remedy for a wrong argument.
 
-    The argument is unknown, is missing, or needs a name.
+    An argument is wrong if it is unknown or missing, or if it is given without a name and needs one.
     """
-    # not those of a function that it wraps, which a user's wrapper may call with other arguments
-    parameters = inspect.signature(function, follow_wrapped=False).parameters
-    any_number = any(each.kind is Parameter.VAR_POSITIONAL for each in parameters.values())
-    kinds = {name: parameter.kind for name, parameter in [*parameters.items()][1:]}
-    named = [name for name, kind in kinds.items() if kind is Parameter.KEYWORD_ONLY]
-    any_name = Parameter.VAR_KEYWORD in kinds.values()
-    various = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    known = [name for name, kind in kinds.items() if kind not in various]
-    nameless = [name for name in known if name not in named]
-    needed = [name for name in known if parameters[name].default is Parameter.empty]
-    owner = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
+    signature = _Signature(function)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        if not any_name and (unknown := [name for name in kwargs if name not in known]):
-            hints = [f"{name!r}{argument_meant([owner], name) or suggest(name, known)}" for name in unknown]
-            raise TypeError(f"{owner} has no argument " + "\n  nor ".join(hints))
-        if named and not any_number and len(args) - 1 > len(nameless):
-            takes = f"only {' and '.join(nameless)}" if nameless else "no argument"
-            raise TypeError(
-                f"{owner} takes without a name {takes}, got {len(args) - 1} arguments: write the names of "
-                f"the others, such as {named[0]}=..."
-            )
-        if not any_number and len(args) - 1 > len(nameless):
-            others = "".join(f"\n  {name}: use {meant}" for name, meant in ARGUMENTS.get(owner, {}).items())
-            takes = (
-                f"at most {len(nameless)} arguments ({', '.join(nameless)})" if nameless else "no argument"
-            )
-            raise TypeError(
-                f"{owner} takes {takes}, got {len(args) - 1}{': of other systems' * bool(others)}{others}"
-            )
-        given = [*nameless[: len(args) - 1], *kwargs]
-        missing = [_described(parameters[name]) for name in needed if name not in given]
-        if missing and not any_name:
-            got = f"only {', '.join(map(str, given))}" if given else "no argument"
-            raise TypeError(f"{owner} needs {' and '.join(missing)}, got {got}")
+        signature.check_names(kwargs)
+        signature.check_count(len(args) - 1)
+        signature.check_complete(len(args) - 1, kwargs)
         return function(*args, **kwargs)
 
     return checked
+
+
+class _Signature:
+    """Check the arguments of calls of a constructor or method against its parameters without `self`."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        # a wrapper is checked by its own parameters, which may differ from those of the function in it
+        self._parameters = inspect.signature(function, follow_wrapped=False).parameters
+        _, *parameters = self._parameters.values()
+        kinds = {parameter.kind for parameter in self._parameters.values()}
+        self._takes_any_number = Parameter.VAR_POSITIONAL in kinds
+        self._takes_any_name = Parameter.VAR_KEYWORD in kinds
+        variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        known = [parameter for parameter in parameters if parameter.kind not in variadic]
+        self._known = [parameter.name for parameter in known]
+        self._keyword_only = [p.name for p in known if p.kind is Parameter.KEYWORD_ONLY]
+        self._positional = [name for name in self._known if name not in self._keyword_only]
+        self._required = [p.name for p in known if p.default is Parameter.empty]
+        self._owner = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise TypeError for names that are not those of parameters."""
+        unknown = [name for name in names if name not in self._known]
+        if unknown and not self._takes_any_name:
+            hints = [
+                f"{name!r}{argument_meant([self._owner], name) or suggest(name, self._known)}"
+                for name in unknown
+            ]
+            raise TypeError(f"{self._owner} has no argument " + "\n  nor ".join(hints))
+
+    def check_count(self, count: int) -> None:
+        """Raise TypeError for too many arguments without a name."""
+        owner, positional = self._owner, self._positional
+        if self._takes_any_number or count <= len(positional):
+            return
+        if self._keyword_only:
+            takes = f"only {' and '.join(positional)}" if positional else "no argument"
+            raise TypeError(
+                f"{owner} takes without a name {takes}, got {count} arguments: write the names of "
+                f"the others, such as {self._keyword_only[0]}=..."
+            )
+        takes = "no argument"
+        if positional:
+            takes = f"at most {len(positional)} arguments ({', '.join(positional)})"
+        others = "".join(f"\n  {name}: use {meant}" for name, meant in ARGUMENTS.get(owner, {}).items())
+        raise TypeError(f"{owner} takes {takes}, got {count}{': of other systems' * bool(others)}{others}")
+
+    def check_complete(self, count: int, names: Iterable[str]) -> None:
+        """Raise TypeError for required parameters that `count` arguments and these names do not give."""
+        given = [*self._positional[:count], *names]
+        missing = [_described(self._parameters[name]) for name in self._required if name not in given]
+        if missing and not self._takes_any_name:
+            got = f"only {', '.join(map(str, given))}" if given else "no argument"
+            raise TypeError(f"{self._owner} needs {' and '.join(missing)}, got {got}")
 
 
 def _described(parameter: Parameter) -> str:
@@ -97,27 +122,29 @@ def _described(parameter: Parameter) -> str:
 
 
 def knowing_calls(method: Callable[P, T]) -> Callable[P, T]:
-    """Make a method of the trainer raise a TypeError that names the place where a wrong argument belongs."""
+    """Decorate a method of the trainer to raise a TypeError with the remedy for a wrong argument."""
     parameters = inspect.signature(method).parameters
-    named = [name for name, parameter in parameters.items() if parameter.kind is Parameter.KEYWORD_ONLY]
-    nameless = len(parameters) - len(named) - 1
-    place = PLACES.get(method.__name__)
+    keyword_only = [
+        name for name, parameter in parameters.items() if parameter.kind is Parameter.KEYWORD_ONLY
+    ]
+    positional = len(parameters) - len(keyword_only) - 1
+    hint = PLACES.get(method.__name__)
 
     @functools.wraps(method)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         owner = type(args[0]).__name__
         for name in kwargs:
             if name not in parameters:
-                meant = f": {place}" if place else _call_meant(name, type(args[0]))
+                meant = f": {hint}" if hint else _call_meant(name, type(args[0]))
                 raise TypeError(f"{owner}.{method.__name__} has no argument {name!r}{meant}")
-        if len(args) - 1 > nameless:
+        if len(args) - 1 > positional:
             got = ", ".join(type(value).__name__ for value in args[1:])
-            others = (
-                place or f"loaders and lengths are arguments of {owner}(train_loader=..., max_epochs=...)"
-            )
+            remedy = hint or f"loaders and lengths are arguments of {owner}(train_loader=..., max_epochs=...)"
+            if keyword_only:
+                remedy = f"write the name of the other, {keyword_only[0]}=..."
             raise TypeError(
-                f"{owner}.{method.__name__} takes {nameless or 'no'} argument without a name, got {got}: "
-                + (f"write the name of the other, {named[0]}=..." if named else others)
+                f"{owner}.{method.__name__} takes {positional or 'no'} argument without a name, got {got}: "
+                f"{remedy}"
             )
         return method(*args, **kwargs)
 
@@ -134,7 +161,7 @@ def _call_meant(name: str, owner: type) -> str:
 
 
 class _ForeignAttribute:
-    """Another name of an attribute: reading it raises an AttributeError with the name to use."""
+    """Raise an AttributeError with the right name when another system's name of an attribute is read."""
 
     def __init__(self, name: str, meant: str) -> None:
         self._name, self._meant = name, meant
@@ -144,28 +171,28 @@ class _ForeignAttribute:
 
 
 class _ForeignSwitch(_ForeignAttribute):
-    """Such a name that steers another system's run by being set: setting it raises the error, too."""
+    """Raise the error also when the attribute is set, because setting it controls another system's run."""
 
     def __set__(self, instance: object, value: object) -> NoReturn:
-        self.__get__(instance, type(instance))  # it would be a new attribute, which nothing reads
+        self.__get__(instance, type(instance))  # else it would become an attribute that nothing reads
 
 
 def knowing_attributes(trainer: type[T]) -> type[T]:
-    """Make attributes of other trainers raise an AttributeError that names ours; `hasattr` stays False.
+    """Decorate the trainer to raise an AttributeError with our name for an attribute of other trainers.
 
-    A `__getattr__` would make each look-up of the trainer's own attributes 30 ns slower, and would hide an
-    AttributeError that a property raises.
+    `hasattr` stays False for them. A `__getattr__` would make each look-up of the trainer's own attributes
+    30 ns slower, and would hide an AttributeError that a property raises.
     """
     return _with_foreign(trainer, ATTRIBUTES)
 
 
 def knowing_storages(storage: type[T]) -> type[T]:
-    """Make attributes of other storages raise an AttributeError that names ours; `hasattr` stays False."""
+    """Decorate the metrics storage to raise an AttributeError with our name for those of other storages."""
     return _with_foreign(storage, STORAGE)
 
 
 def knowing_renamed(cls: type[T]) -> type[T]:
-    """Make former names of a class's attributes raise an AttributeError with the new name."""
+    """Decorate a class to raise an AttributeError with the new name for a former name of an attribute."""
     return _with_foreign(cls, RENAMED[cls.__name__])
 
 
@@ -176,12 +203,12 @@ def _with_foreign(cls: type[T], names: Mapping[str, str]) -> type[T]:
 
 
 def explain_absent(package: str, name: str) -> NoReturn:
-    """Raise an error for a name that a package lacks; called by the `__getattr__` of a package.
+    """Raise the error of a package's `__getattr__` for a name that the package does not have.
 
     Raises:
-        ImportError: another system has the name. In an import statement Python replaces the text of an
-            AttributeError, and keeps that of an ImportError.
-        AttributeError: no other system has the name.
+        ImportError: the name is that of a class of another system, and the text names the replacement. (Of an
+            AttributeError in an import statement, Python would replace the text.)
+        AttributeError: the name is unknown.
     """
     if name in CLASSES:
         raise ImportError(f"cannot import name {name!r} from {package!r}: use {CLASSES[name]}", name=package)
@@ -193,15 +220,15 @@ _WHAT = {"batch": "iter", "step": "iter", "validation": "val", "fit": "run"}
 
 
 def point_meant(method: str) -> str:
-    """Translate a callback method of Lightning or Transformers, or an event of ignite, to our event's name.
+    """Translate the name of a callback method or an ignite event to the name of our event, or to "".
 
-    `on_train_batch_end` becomes `after_train_iter`. The event need not exist. A name of another form gives
-    "".
+    For example, `on_train_batch_end` of Lightning becomes `after_train_iter`. The result is formed by rules,
+    so there may be no such event.
     """
     if method in METHODS:
         return METHODS[method]
-    if found := re.fullmatch(r"on_((?:before|after)_\w+)", method):
-        return found[1]
-    if found := re.fullmatch(r"on_(\w+)_(start|begin|end)", method):
-        return "_".join([_WHEN[found[2]], *(_WHAT.get(word, word) for word in found[1].split("_"))])
+    if match := re.fullmatch(r"on_((?:before|after)_\w+)", method):
+        return match[1]
+    if match := re.fullmatch(r"on_(\w+)_(start|begin|end)", method):
+        return "_".join([_WHEN[match[2]], *(_WHAT.get(word, word) for word in match[1].split("_"))])
     return ""

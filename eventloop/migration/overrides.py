@@ -1,4 +1,4 @@
-"""Refuse methods of a subclass of the trainer that only other systems' trainers would call."""
+"""Refuse subclasses of the trainer with methods that only another system's trainer would call."""
 
 from __future__ import annotations
 
@@ -47,28 +47,31 @@ OVERRIDES = table(
     ("get_eval_dataloader", "val_loader=... of the Trainer"),
     ("get_test_dataloader", "test_loader=... of the Trainer"),
 )
-"""Methods that a subclass of another system's trainer or module overrides, with the replacements."""
+"""The methods that users override in other systems' trainers or modules, with the replacements."""
 
 
 def _is_called(name: str, bases: Iterable[type]) -> bool:
-    """Return whether another method of some classes uses the name, so that it is their own helper."""
-    methods = [item for base in bases for item in vars(base).items() if item[0] != name]
-    functions = [getattr(value, "__func__", value) for _, value in methods]
-    return any(name in each.__code__.co_names for each in functions if isinstance(each, FunctionType))
+    """Return whether a method of these classes uses a name, so that the method of that name is a helper."""
+    attributes = [item for base in bases for item in vars(base).items() if item[0] != name]
+    functions = [getattr(value, "__func__", value) for _, value in attributes]
+    return any(
+        name in function.__code__.co_names for function in functions if isinstance(function, FunctionType)
+    )
 
 
 def refuse_overrides(cls: type, events: Iterable[str]) -> None:
-    """Refuse a subclass of the trainer with a method that another system's trainer would call.
+    """Refuse a subclass of the trainer that has a method which only another system's trainer would call.
 
     Args:
         cls: the subclass.
-        events: the names of all events, whose methods belong to a hook.
+        events: the names of all events. Methods with these names are refused, too, because they belong in a
+            hook.
 
     Raises:
-        TypeError: there is such a method; the message says what to write.
+        TypeError: there is such a method; the text names the replacement.
     """
-    generic = {f"{when}_{what}" for when in ("before", "after") for what in ("step", "epoch", "iter")}
-    known = {*events, *generic}
+    generic = {f"{when}_{part}" for when in ("before", "after") for part in ("step", "epoch", "iter")}
+    event_names = {*events, *generic}
     bases = [
         base for base in cls.__mro__ if base.__module__.partition(".")[0] not in ("eventloop", "builtins")
     ]
@@ -77,7 +80,7 @@ def refuse_overrides(cls: type, events: Iterable[str]) -> None:
             continue
         if name in OVERRIDES:
             meant = OVERRIDES[name]
-        elif name in known or point_meant(name) in known:
+        elif name in event_names or point_meant(name) in event_names:
             meant = f"{point_meant(name) or name}(self, trainer, event) of a Hook in hooks=[...]"
         else:
             continue

@@ -1,4 +1,4 @@
-"""Tables of names of other systems with their replacements in eventloop, for error messages.
+"""List names of other systems with their replacements in eventloop, for error messages.
 
 The systems are Lightning, MMEngine, mmcv, ignite, detectron2 and Transformers. A row has one or several
 names, separated by spaces, and one replacement: a noun phrase that follows "use" in the message.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 def table(*rows: tuple[str, str]) -> dict[str, str]:
-    """Return a dict of each name, from rows of names and their replacement."""
+    """Return a dict from each name to its replacement, given rows of several names and one replacement."""
     return {name: replacement for names, replacement in rows for name in names.split()}
 
 
@@ -162,7 +162,7 @@ ARGUMENTS = {
         ("run_id", 'trainer.resume("auto"), which continues the run of the work dir'),
         ("log_model", "checkpoints=True"),
     ),
-    # our own arguments of before
+    # former arguments of eventloop's classes
     "CostsHook": table(
         ("interval", "interval_seconds=..., a number of seconds"),
         ("log_every", "log_seconds=..., a number of seconds"),
@@ -182,7 +182,7 @@ ARGUMENTS = {
         ("momentum_warmup warmup_iters warm_up", _ANNEALED),
     ),
 }
-"""Arguments of other systems' classes and former ones of ours, with the replacement, by class or method."""
+"""By class or method, arguments of other systems and former arguments of ours, with the replacements."""
 
 _TRAINS = "trainer.train(), or a loop of your own over trainer.epochs() and trainer.batches(loader)"
 _SAVES = "hooks=[CheckpointHook(interval=..., save_best=...)] of the Trainer, which saves"
@@ -200,7 +200,7 @@ SWITCHES = {
     "lr",
     "learning_rate",
 }
-"""The names of `ATTRIBUTES` by which a user steers another system's run; others may be set on a trainer."""
+"""The names of `ATTRIBUTES` that a user sets to control another system's run; only these cannot be set."""
 ATTRIBUTES = table(
     ("runner lightning_trainer", "the trainer itself"),
     ("fit train_loop fit_loop", _TRAINS),
@@ -263,7 +263,7 @@ CALLS = table(
     ("return_predictions", "to=..., which receives the outputs of each batch in place of a result"),
     ("test_dataset", "a loader: test_loader=... of the Trainer, or predict(loader)"),
 )
-"""Arguments of train, val, test, run and resume in other systems, with the place where each belongs."""
+"""Arguments of train, val, test, run and resume in other systems, with the replacements."""
 
 PLACES = {
     "save_checkpoint": (
@@ -271,7 +271,7 @@ PLACES = {
         "torch.save(trainer.model.state_dict(), path) writes the weights alone to a file"
     )
 }
-"""The places of arguments that a method does not take and the same one of other trainers does."""
+"""For methods that other trainers have, too, a sentence on arguments that only those of others take."""
 
 _OWN = "a Writer of your own, about twenty lines: see `eventloop.writers.Writer`"
 CLASSES = table(
@@ -344,7 +344,7 @@ METHODS = table(
     ("EPOCH_COMPLETED", "after_train_epoch"),
     ("COMPLETED", "after_train"),
 )
-"""The event for each method of other systems' callbacks, and event of ignite, whose name follows no rule."""
+"""The event for each method of other systems' callbacks, and event of ignite, to which no rule applies."""
 
 STORAGE = table(
     ("vis_data clear_images", "put_image(name, image), which the writers receive as image_logged"),
@@ -354,7 +354,7 @@ STORAGE = table(
     ("get_scalar log_scalars", "history(name), or latest() for the newest values"),
     ("smoothing_hints", "smoothing_hint=... of put_scalar"),
 )
-"""Attributes and methods of other systems' storages, with the replacements."""
+"""Attributes and methods of other systems' metric storages, with the replacements."""
 
 RENAMED = {
     "Bus": table(("keep_left", "on_undelivered(store)")),
@@ -366,4 +366,4 @@ RENAMED = {
     ),
     "Subscription": table(("lane", "subscriber")),
 }
-"""Attributes and methods of our own classes that have another name now, by class."""
+"""By class, former names of attributes and methods of eventloop, with the present ones."""

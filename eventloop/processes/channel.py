@@ -1,7 +1,7 @@
-"""Cut the bytes of a pipe into messages: frames of kind, number, length and body.
+"""Encode messages for a pipe, and split the bytes of a pipe into messages: kind, number, length and body.
 
-Worker processes, and the subscribers that send them events, use it for both directions
-(`eventloop.background.workers`), and so does the process that saves checkpoints.
+Worker processes and the subscribers that send them events (`eventloop.background.workers`) use it in both
+directions, and so do a training and the process that saves its checkpoints.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _BLOCK = 1 << 20
 
 
 class Kind(IntEnum):
-    """The kind of a frame; a comment states the meaning of the frame's `number`, if it has one.
+    """List the kinds of frames. A comment states the meaning of the frame's `number`, if the kind uses it.
 
-    Kinds below 16 go to the child, the others come from it.
+    Kinds below 16 are sent to the child, the others are sent by it.
     """
 
     SETUP = 1
-    BEGIN = 2  # the number of workers that died before this one
+    BEGIN = 2  # how many workers of this subscriber have died before
     TYPE = 3
-    BATCH = 4  # the number of events after it that are one delivery
+    BATCH = 4  # how many of the next events form one delivery
     EVENT = 5
     PICKLED = 6
-    LIKENESS = 7  # the index of the class that the worker defined for such events
+    LIKENESS = 7  # the index of a class that the worker defined for events whose class it cannot import
     FLUSH = 8
     CLOSE = 9
-    RECORD = 10  # 1: acknowledge with spans from now on, 0: no more
+    RECORD = 10  # 1: answer each delivery with its spans from now on; 0: stop doing so
     READY = 16
     REFUSED = 17
-    DONE = 18  # the number of events handled since the worker began
-    FAILED = 19  # the number of events in the delivery that failed, which follow those of DONE
+    DONE = 18  # how many events the worker has handled since it began
+    FAILED = 19  # how many events the delivery had that failed; it came after the events of DONE
     FLUSHED = 20
     CLOSED = 21
     LOG = 22
@@ -43,7 +43,7 @@ class Kind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """One message: its kind, a number whose meaning depends on the kind, and its bytes."""
+    """Hold one message: its kind, a number whose meaning depends on the kind, and its bytes."""
 
     kind: int
     number: int
@@ -56,7 +56,7 @@ def frame(kind: Kind, number: int = 0, body: bytes = b"") -> bytes:
 
 
 class Inbox:
-    """Assemble messages from the bytes of a pipe; a read may end anywhere within a message."""
+    """Read messages from a pipe, and keep the bytes of an incomplete message until the rest has come."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -69,7 +69,7 @@ class Inbox:
         return bool(data)
 
     def frames(self) -> Iterator[Frame]:
-        """Yield the complete messages and remove them from the buffer."""
+        """Yield the complete messages that were read, and remove them from the buffer."""
         while len(self._bytes) >= _HEADER.size:
             kind, number, length = _HEADER.unpack_from(self._bytes)
             end = _HEADER.size + length

@@ -1,8 +1,8 @@
 """Start a child process, send it messages, read its answers and end it.
 
-Nothing here waits for the child to do its work, except `exchange`. The thread of a subscriber with
-`offload="process"` owns a child (`eventloop.background.workers`), and so does the thread that saves
-checkpoints (`eventloop.checkpoint.saving`).
+Only `exchange` and `end` wait for the child. The thread of a subscriber with `offload="process"` owns a
+child (`eventloop.background.workers`), and so does the thread that saves checkpoints
+(`eventloop.checkpoint.saving`).
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ from weakref import WeakSet
 
 from eventloop.processes.channel import Frame, Inbox
 from eventloop.processes.cpu_time import computes, of_process
-from eventloop.processes.launch import Home, command, signals_held
+from eventloop.processes.launch import Home, command, signals_blocked
 
 PIPE_BYTES = 1 << 20
-"""Size of the pipe's kernel buffer in bytes; an image fits, so the parent need not wake up many times."""
+"""The size of the kernel's buffer of a pipe in bytes. An image fits in, so one write suffices for it."""
 END_SECONDS = 2.0
-"""The time in seconds within which a worker exits, or computes, that has announced its end or was killed."""
-_PIECES = 64
+"""Seconds that a worker may take to exit after it has announced its end, or was killed."""
+_MOST_BUFFERS = 64  # messages in one system call
 
 
 class ChildProcess:
-    """A child process and the two pipes to it.
+    """Own a child process and the two pipes to it.
 
-    The child starts in a new interpreter: it is not a fork, does not run the program's main script, and knows
-    only the messages that it receives. One thread calls all methods, except `kill`, which any thread may
-    call.
+    The child runs a new interpreter: it is not a fork, and does not run the program's main script. One thread
+    calls all methods, except `kill`, which any thread may call.
 
     Args:
-        command: makes the command line, given the file descriptor to which the child writes its answers.
+        command: returns the command line, given the file descriptor to which the child writes its answers.
         cwd: the working directory of the child; by default that of this process.
 
     Raises:
@@ -48,7 +47,7 @@ class ChildProcess:
         os.set_blocking(self._commands, False)
         _enlarge(self._commands)
         try:
-            with signals_held():
+            with signals_blocked():
                 self._process = subprocess.Popen(
                     command(answers), stdin=commands, pass_fds=[answers], cwd=cwd
                 )
@@ -60,46 +59,46 @@ class ChildProcess:
             os.close(commands)
             os.close(answers)
         self._inbox = Inbox(self._answers)
-        self._out: deque[memoryview] = deque()
-        self.backlog = 0  # bytes that wait for room in the pipe
-        self.gone = False  # no more answers will come
+        self._unsent: deque[memoryview] = deque()
+        self.backlog = 0  # bytes in `_unsent`, which wait for room in the pipe
+        self.gone = False  # whether no more answers will come
         _live.add(self)
 
     @property
     def pid(self) -> int:
-        """Return the process id."""
+        """The process id."""
         return self._process.pid
 
     def push(self, *messages: bytes) -> None:
-        """Queue messages, and write as much as the pipe takes at once; `exchange` writes the rest."""
+        """Queue messages, and write as much as the pipe takes without waiting; `exchange` writes the rest."""
         for message in messages:
-            self._out.append(memoryview(message))
+            self._unsent.append(memoryview(message))
             self.backlog += len(message)
         self._write()
 
     def exchange(self, seconds: float | None, wake: int | None = None) -> list[Frame]:
-        """Wait until an answer arrives, the pipe has room, or `wake` has a byte; return the answers.
+        """Wait until an answer arrives, the pipe has room for unsent messages, or `wake` has a byte.
 
-        Sets `gone` when no more answers will come.
+        Write unsent messages, and return the answers, which may be none. Set `gone` if no more will come.
 
         Args:
-            seconds: the longest wait; None for no limit.
+            seconds: the longest wait in seconds; None for no limit.
             wake: a file descriptor that another thread writes to in order to end the wait; its bytes are
                 dropped.
         """
-        dead = self._process.poll() is not None  # then all its answers are in the pipe
-        poll = select.poll()  # unlike select, for any descriptor; unlike epoll, not shared with a fork
+        dead = self._process.poll() is not None  # read first: a dead process's answers are all in the pipe
+        poll = select.poll()  # `select` refuses descriptors above 1023, and a fork would share an `epoll`
         if wake is not None:
             poll.register(wake, select.POLLIN)
         poll.register(self._answers, select.POLLIN)
-        if self._out:
+        if self._unsent:
             poll.register(self._commands, select.POLLOUT)
         ready = dict(poll.poll(None if seconds is None else max(0, int(seconds * 1e3) + 1)))
         self._write()
         if wake is not None and wake in ready:
             os.read(wake, 4096)
         if self._answers not in ready:
-            # a process that the handler forked may still hold the pipe of a dead worker
+            # The pipe of a dead worker may never end: a process that its handler forked may hold it open
             self.gone = dead
             return []
         self.gone = not self._inbox.read()
@@ -113,8 +112,8 @@ class ChildProcess:
         """Close the pipes, end the process, and return how it ended, e.g. `killed by SIGKILL`.
 
         Args:
-            patience: the seconds in which the process may exit by itself, before it is killed. It has as long
-                again while it computes.
+            patience: the seconds in which the process may exit by itself before it is killed. If it has used
+                the CPU in this time, it gets as many seconds again.
         """
         if self._commands >= 0:
             _live.discard(self)
@@ -124,7 +123,9 @@ class ChildProcess:
         code = self._wait(patience)
         if code is None:
             self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # in disk I/O that hangs it does not die: stop waiting
+            with suppress(
+                subprocess.TimeoutExpired
+            ):  # a process in hanging disk I/O does not die: do not wait
                 self._process.wait(END_SECONDS)
             code = self._process.returncode
         if code is not None and code < 0:
@@ -133,47 +134,48 @@ class ChildProcess:
         return f"exit code {code}"
 
     def _wait(self, patience: float) -> int | None:
-        """Return the exit code, or None if the process has not computed for `patience` seconds."""
-        used = of_process(self.pid)
+        """Return the exit code, or None if the process has not used the CPU for `patience` seconds."""
+        cpu_seconds = of_process(self.pid)
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return self._process.wait(patience)
-            before, used = used, of_process(self.pid)
-            if not (patience and computes(before, used, patience)):
+            before, cpu_seconds = cpu_seconds, of_process(self.pid)
+            if not patience or not computes(before, cpu_seconds, patience):
                 return None
 
     def detach(self) -> None:
-        """In a fork of this process, close the pipes and forget the child, which belongs to the parent.
+        """Close the pipes in a fork of this process; the child belongs to the parent.
 
-        If the fork kept the pipes open, the child would not notice that the parent has closed them.
+        If the fork kept the pipes open, the child would not notice when the parent closes them.
         """
         os.close(self._commands)
         os.close(self._answers)
-        self._process.returncode = 0
+        self._process.returncode = 0  # so that `Popen` does not wait for a process that is not its child
 
     def _write(self) -> None:
         try:
-            while self._out:
-                pieces = [self._out[i] for i in range(min(len(self._out), _PIECES))]
-                self._sent(os.writev(self._commands, pieces))
+            while self._unsent:
+                buffers = [self._unsent[i] for i in range(min(len(self._unsent), _MOST_BUFFERS))]
+                self._drop_sent(os.writev(self._commands, buffers))
         except BlockingIOError:
             return
-        except OSError:  # the child has died, so the pipe of its answers ends, too
-            self._out.clear()
+        except OSError:  # the child has died; `exchange` notices that by the end of the other pipe
+            self._unsent.clear()
             self.backlog = 0
 
-    def _sent(self, count: int) -> None:
+    def _drop_sent(self, count: int) -> None:
+        """Remove the first `count` bytes of the unsent messages."""
         self.backlog -= count
         while count:
-            piece = self._out.popleft()
-            if count < len(piece):
-                self._out.appendleft(piece[count:])
+            buffer = self._unsent.popleft()
+            if count < len(buffer):
+                self._unsent.appendleft(buffer[count:])
                 return
-            count -= len(piece)
+            count -= len(buffer)
 
 
 class WorkerProcess(ChildProcess):
-    """A child process that runs the handler of a background subscriber.
+    """Own a child process that runs the handler of a background subscriber.
 
     Args:
         home: the module path and the working directory of the child.
@@ -201,7 +203,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _enlarge(pipe: int) -> None:
-    with suppress(ImportError, AttributeError, OSError):  # Linux, up to its limit for a user
+    with suppress(ImportError, AttributeError, OSError):  # only Linux has this, with a limit for each user
         import fcntl
 
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)

@@ -1,8 +1,8 @@
-"""Read how much a process or thread has computed, as a sign that it makes progress.
+"""Read the CPU time of a process or thread, as a sign that it makes progress.
 
-A wait that has lasted for its limit goes on while its counterpart computes: on a busy machine it is slow, not
-stuck. What waits for a lock, a disk or a server, or is stopped, computes next to nothing. The figures come
-from Linux's /proc; elsewhere they are 0, so that each limit is one of time.
+A timeout for a process or thread is extended while that uses the CPU: on a busy machine it is slow, but not
+stuck. A process that waits for a lock, a disk or a server, or is stopped, uses almost no CPU time. The
+figures come from Linux's /proc. On other systems they are 0, so that timeouts are not extended.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 from contextlib import suppress
 
 LEAST_SHARE = 0.01
-"""The share of a processor that progress takes.
+"""The least share of one CPU's time that counts as progress.
 
-A worker that hangs uses less: its watching thread wakes once a second, for some 0.1 ms.
+A worker that hangs uses less: one thread in it wakes once a second, for some 0.1 ms.
 """
 
 
@@ -28,9 +28,12 @@ def of_thread(native_id: int) -> float:
 
 
 def computes(before: float, now: float, seconds: float) -> bool:
-    """Return whether a process or thread got on in the last `seconds`, from its CPU times before and now.
+    """Return whether the CPU time has grown enough in the last `seconds` to count as progress.
 
-    If the CPU time has shrunk, another process has taken its place, and counts with all of its own.
+    If it has shrunk, another process has taken the place of the first, and all of its time counts.
+
+    Args:
+        before, now: the CPU times in seconds, `seconds` ago and now.
     """
     used = now - before if now >= before else now
     return used > LEAST_SHARE * seconds
@@ -38,7 +41,7 @@ def computes(before: float, now: float, seconds: float) -> bool:
 
 def _read(path: str) -> float:
     with suppress(OSError, ValueError, IndexError), open(path, "rb") as file:
-        # the name of the program comes before, in brackets, and may hold anything
+        # the program's name comes first, in parentheses, and may itself contain spaces and parentheses
         fields = file.read().rpartition(b")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return 0.0

@@ -1,8 +1,8 @@
-"""Recognise a dry run, by which `eventloop plan` lists the handlers of a program.
+"""Recognise a dry run: `eventloop plan` runs a program until its run would begin, and lists its handlers.
 
-The command runs the program with `PLAN_FILE` in its environment. Then `make_work_dir` creates no directory,
-and `Background` starts no thread. The program's first run, or the first event of a bus without a trainer,
-writes the plan to that file and ends the program (`eventloop.bus.dry_run`).
+The command runs the program with `PLAN_FILE` in its environment. In such a program `make_work_dir` creates no
+directory, and `Background` starts no thread. When the first run begins, or a bus without a trainer emits its
+first event, `eventloop.bus.dry_run` writes the plan to that file and ends the program.
 """
 
 from __future__ import annotations

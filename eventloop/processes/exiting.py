@@ -1,4 +1,4 @@
-"""Make the exit of an interpreter short."""
+"""Shorten the exit of an interpreter."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import threading
 from contextlib import suppress
 
 FLUSH_SECONDS = 0.5
-"""Seconds for the files to be flushed; only a file in whose write another thread hangs uses them up."""
+"""The longest wait, in seconds, for open files to be flushed; it ends earlier unless a write hangs."""
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def skip_collections() -> None:
-    """Let the interpreter exit at once, without searching for objects to free; flush open files here.
+    """Flush open files, and make the interpreter's exit skip its garbage collections.
 
-    With PyTorch the search, two garbage collections, takes some 0.8 s of a processor. It would also free the
-    objects in reference cycles, and flush the files among them. Call this shortly before the exit: from now
-    on such objects are never freed.
+    With PyTorch the two collections at the exit take some 0.8 s of CPU time. They would also flush files in
+    reference cycles, so that is done here. Call this shortly before the exit, because from now on no object
+    in a reference cycle is freed.
     """
-    gc.unfreeze()  # `get_objects` leaves out what is frozen
-    opened = [each for each in gc.get_objects() if type(each) in _BUFFERED]
-    flusher = threading.Thread(target=_flush, args=(opened,), name="eventloop flush", daemon=True)
+    gc.unfreeze()  # `get_objects` leaves out frozen objects
+    files = [candidate for candidate in gc.get_objects() if type(candidate) in _BUFFERED]
+    flusher = threading.Thread(target=_flush, args=(files,), name="eventloop flush", daemon=True)
     try:
         flusher.start()
-        flusher.join(FLUSH_SECONDS)  # a thread may hang in a write, and holds the lock of its file
+        flusher.join(FLUSH_SECONDS)  # not longer: another thread may hang in a write with the file's lock
     except RuntimeError:  # Python 3.12 starts no thread at the interpreter's exit
-        _flush(opened)
+        _flush(files)
     gc.freeze()
 
 
-def _flush(opened: list[io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom]) -> None:
-    for each in opened:
-        with suppress(Exception):  # it is closed, not writable, or its disk is full
-            each.flush()
+def _flush(files: list[io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom]) -> None:
+    for file in files:
+        with suppress(Exception):  # the file is closed or not writable, or its disk is full
+            file.flush()

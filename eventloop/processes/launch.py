@@ -1,15 +1,15 @@
 """Run a module of eventloop in a new interpreter, as `python -m` would.
 
-Worker processes and the process that saves checkpoints are started with it. This file is also the script that
-the new interpreter runs:
+Worker processes and the process that saves checkpoints are started in this way. This file is also the script
+that the new interpreter runs:
 
     home = Home.here()
     subprocess.Popen(command("eventloop.background.workers.worker", home, "5"), cwd=home.cwd)
 
-The module imports the `eventloop` package that contains this file. The program's other module folders come
-after those of the new interpreter, because a package installed in the same folder as `eventloop` may have the
-name of a module of the standard library. The folders are passed on the command line, because PYTHONPATH would
-put them first, and would also affect processes that a handler starts. As a script, this file runs before
+The new interpreter imports the `eventloop` package that contains this file. It searches modules first in its
+own folders and then in those of the program's `sys.path`, because a package next to `eventloop` may have the
+name of a module of the standard library. These folders are passed on the command line: PYTHONPATH would put
+them first, and would also affect processes that a handler starts. As a script, this file runs before
 `eventloop` can be imported, so it imports nothing of it.
 """
 
@@ -35,11 +35,11 @@ Children ignore them, because the program ends its children itself.
 """
 
 _THIS = os.path.realpath(__file__)
-_END = "--"  # marks the end of the path, whose entries are absolute and differ from it
+_END = "--"  # marks the end of the folders on the command line; it is no folder, because those are absolute
 
 
 class Home(NamedTuple):
-    """The `sys.path` and the working directory of this process at one moment.
+    """Hold the `sys.path` and the working directory of this process, for a child to be started later.
 
     The paths are absolute, so they stay valid if the program changes its directory.
 
@@ -54,7 +54,7 @@ class Home(NamedTuple):
     @classmethod
     def here(cls) -> Home:
         """Return the present `sys.path` and working directory of this process."""
-        entries = [entry for entry in sys.path if isinstance(entry, str)]  # an import ignores others
+        entries = [entry for entry in sys.path if isinstance(entry, str)]  # `import` ignores other types
         try:
             folder = os.getcwd()
         except OSError:
@@ -63,9 +63,9 @@ class Home(NamedTuple):
 
     @property
     def cwd(self) -> str | None:
-        """Return the working directory for a new process, or None if the folder does not exist any more.
+        """The working directory for a new process; None if the folder no longer exists.
 
-        With None the new process has the working directory of this one.
+        With None, the new process has the present working directory of this process.
         """
         return self.folder if self.folder is not None and os.path.isdir(self.folder) else None
 
@@ -75,42 +75,42 @@ def command(module: str, home: Home, *arguments: str) -> list[str]:
 
     Args:
         module: the full name of the module.
-        home: the module path of the new process.
+        home: has the folders in which the new process looks up modules.
         arguments: the module's `sys.argv[1:]`.
     """
     return [sys.executable, "-P", _THIS, module, *home.path, _END, *arguments]
 
 
 def bare_command(module: str, *arguments: str) -> list[str]:
-    """Return the command line for a module that imports only the standard library and modules like itself.
+    """Return the command line for a module that imports only the standard library and other such modules.
 
-    The process starts in a tenth of the time, because installed packages are not found, and the `__init__`
-    files of eventloop's packages are not executed.
+    The process starts in a tenth of the time: it does not look for installed packages, and does not execute
+    the `__init__` files of eventloop's packages.
     """
     return [sys.executable, "-I", "-S", _THIS, module, _END, *arguments]
 
 
 def runs_python() -> bool:
-    """Return whether this program can start a Python interpreter; a frozen program cannot."""
+    """Return whether this program can start a Python interpreter; a frozen program has none."""
     return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 @contextmanager
-def signals_held() -> Iterator[None]:
-    """Block the signals `END_SIGNALS` on this thread, so that a child started in the block inherits that.
+def signals_blocked() -> Iterator[None]:
+    """Block the signals `END_SIGNALS` on this thread, so that a child started in the block has them blocked.
 
-    These signals reach the whole process group. A child would die of them while it imports, and print a
-    traceback on Ctrl-C. It unblocks them once it ignores them.
+    These signals reach the whole process group. A child would die of them while it imports modules, and print
+    a traceback on Ctrl-C. The child unblocks them once it has set them to be ignored.
     """
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+    former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former_mask)
 
 
 def main() -> None:
-    """Run the module given on the command line; the new interpreter calls this."""
+    """Run the module named on the command line, in the new interpreter."""
     from runpy import run_module
 
     module, *rest = sys.argv[1:]
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def _import_this_package() -> None:
-    """Import `eventloop` from the folder of this file, because the path may have another one first."""
+    """Import `eventloop` from the folder of this file: `sys.path` may have another version first."""
     spec = spec_from_file_location(
         "eventloop", os.path.join(os.path.dirname(os.path.dirname(_THIS)), "__init__.py")
     )
@@ -136,7 +136,7 @@ def _import_this_package() -> None:
 
 
 def _find_modules_only(module: str) -> None:
-    """Register the packages above a module without executing them, as they import more than it needs."""
+    """Register the packages of a module without executing their `__init__` files, which import too much."""
     folder, package = os.path.dirname(os.path.dirname(os.path.dirname(_THIS))), ""
     for name in module.split(".")[:-1]:
         package, folder = f"{package}.{name}".lstrip("."), os.path.join(folder, name)

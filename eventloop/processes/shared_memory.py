@@ -1,7 +1,7 @@
-"""Name bytes in memory that a process of one's own maps, so that they need not be sent to it.
+"""Refer to bytes in shared memory, which a child process maps, so that they are not sent through a pipe.
 
-The saver's process reads the copies of a training's tensors in this way. It runs this module, which imports
-only the standard library.
+The process that saves checkpoints (the saver) reads the copies of a training's tensors in this way. It also
+imports this module, so the module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 
 class Mapped(NamedTuple):
-    """Describes shared memory, for the saver's process to map tensors of the training.
+    """Describe shared memory that has tensors of the training, so that the saver's process can map it.
 
     Attributes:
-        path: the path under `/proc`, which exists while the training process lives.
+        path: its path under `/proc`, which exists while the training process is alive.
         size: the number of bytes.
-        number: the inode number, which differs from that of any other shared memory.
+        number: its inode number, which no other shared memory has.
     """
 
     path: str
@@ -35,7 +35,7 @@ class Mapped(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Describes `size` bytes of shared memory, from the byte `start` on."""
+    """Describe `size` bytes of shared memory, from the byte `start` on."""
 
     memory: Mapped
     start: int
@@ -43,41 +43,43 @@ class Piece(NamedTuple):
 
 
 Record = tuple[str, bytes | memoryview | Mapped | Piece]
-"""The name of a record of an archive, and its bytes."""
+"""The name of a record in the archive that `torch.save` makes, and its bytes or their place in memory."""
 
 
 def mapped_records(
     records: Sequence[Record], memory: Mapping[Mapped, memoryview]
 ) -> tuple[tuple[str, bytes | memoryview], ...]:
-    """Return records with views of shared memory, which stays mapped while the views exist.
+    """Return the records with views of their bytes in place of descriptions of shared memory.
+
+    The memory stays mapped while the views exist.
 
     Args:
         records: the records.
-        memory: memory that is mapped already; other memory is mapped now.
+        memory: the views of memory that is mapped already; other memory is mapped now.
 
     Raises:
         OSError: the process that allocated the memory has ended.
     """
-    known = dict(memory)
+    mapped = dict(memory)
 
     def view(data: bytes | memoryview | Mapped | Piece) -> bytes | memoryview:
         if isinstance(data, Piece):
             return view(data.memory)[data.start : data.start + data.size]
         if not isinstance(data, Mapped):
             return data
-        if data not in known:
-            known[data] = data.open()
-        return known[data]
+        if data not in mapped:
+            mapped[data] = data.open()
+        return mapped[data]
 
     return tuple((name, view(data)) for name, data in records)
 
 
 def memory_of(records: Iterable[Record]) -> set[Mapped]:
-    """Return the shared memory that records name."""
-    found = (data.memory if isinstance(data, Piece) else data for _, data in records)
-    return {data for data in found if isinstance(data, Mapped)}
+    """Return the shared memory in which bytes of the records are."""
+    memories = (data.memory if isinstance(data, Piece) else data for _, data in records)
+    return {memory for memory in memories if isinstance(memory, Mapped)}
 
 
 def with_own_bytes(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Return records with copies of the bytes that belong to tensors, so that the tensors may change."""
+    """Return the records with copies of bytes that tensors own, so that the tensors may then change."""
     return tuple((name, bytes(data) if isinstance(data, memoryview) else data) for name, data in records)

@@ -1,6 +1,6 @@
-"""Say how a run was begun and how far it came: options, machine, versions, scores, checkpoints and notes.
+"""Collect facts on a run: options, machine and versions from `run.json`, scores, checkpoints, logged texts.
 
-The text and the page show these facts below those of `facts`.
+The text and the page of a report show them below those of `facts`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from eventloop.reporting.tables import Table
 from eventloop.util.formatting import value_text
 
 BRIEF = ("begun", "model", "options", "scores")
-"""The facts that the short text shows, on a line each."""
+"""The facts that the short text of a report shows, each on one line."""
 NOTES = 5
-"""The largest number of notes among the facts."""
+"""The largest number of logged texts among the facts."""
 OPTIONS = "Options"
 """The title of the table of all options."""
 
 
 def begun_facts(report: Report) -> list[Fact]:
-    """Return the facts of `run.json`, and the scores, checkpoints and last notes of a run; [] without any."""
-    found = record_facts(report.begun)
+    """Return the facts of `run.json`, and the scores, checkpoints and last logged texts of a run."""
+    facts = record_facts(report.begun)
     if report.scores:
-        found.append(Fact("scores", ", ".join(map(_score, report.scores))))
+        facts.append(Fact("scores", ", ".join(map(_score, report.scores))))
     if report.checkpoints:
-        found.append(Fact("checkpoints", _checkpoints(report.checkpoints)))
+        facts.append(Fact("checkpoints", _checkpoints(report.checkpoints)))
     texts = [] if report.log is None else report.log.texts
-    notes = [line for line in texts if "\n" not in line.text][-NOTES:]  # the others are below on the page
-    return [*found, *(Fact(f"{note.name} at {note.step:,}", note.text) for note in notes)]
+    one_line_texts = [line for line in texts if "\n" not in line.text]  # the page shows all texts below
+    facts += [Fact(f"{line.name} at {line.step:,}", line.text) for line in one_line_texts[-NOTES:]]
+    return facts
 
 
 def options_table(record: RunRecord | None) -> Table:
@@ -47,10 +48,10 @@ def options_table(record: RunRecord | None) -> Table:
 
 def record_facts(record: RunRecord | None) -> list[Fact]:
     """Return the facts of a run's `run.json`; [] without it."""
-    return [] if record is None else [*_of_record(record)]
+    return [] if record is None else [*_record_facts(record)]
 
 
-def _of_record(record: RunRecord) -> Iterator[Fact]:
+def _record_facts(record: RunRecord) -> Iterator[Fact]:
     yield Fact("begun", _begins(record.begins))
     frozen = record.parameters - record.trainable
     trained = f", {frozen:,} of them frozen" if frozen else ""
@@ -79,7 +80,7 @@ def _clock(time: float) -> str:
 
 
 def _short_options(record: RunRecord) -> list[str]:
-    """Return what the program gave as config, else what is set of the trainer and its optimizers."""
+    """Return the program's config as `name=value`, else the options of the trainer and its optimizers."""
     if record.config:
         return [f"{name}={_shown(value)}" for name, value in _listed(record.config)]
     parts: dict[str, Any] = {
@@ -93,7 +94,7 @@ def _short_options(record: RunRecord) -> list[str]:
 
 
 def _listed(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield all settings by name; those of mappings in lists have the index in their name."""
+    """Yield all settings with names such as "optimizer.lr", or "hooks[0].interval" for dicts in a list."""
     for name, value in flat(settings):
         if isinstance(value, list) and any(isinstance(item, dict) for item in value):
             for number, item in enumerate(value):
@@ -118,11 +119,12 @@ def _score(score: Score) -> str:
 
 
 def _checkpoints(checkpoints: Sequence[Item]) -> str:
-    """Return the number of the checkpoints, and the newest and best ones."""
-    found = [f"{len(checkpoints):,}"]
-    for each in checkpoints:
-        marks = ["newest"] * each.newest + [f"best {metric}" for metric in each.best_now]
+    """Return the number of checkpoints, and the names of the newest and best ones."""
+    parts = [f"{len(checkpoints):,}"]
+    for checkpoint in checkpoints:
+        marks = ["newest"] if checkpoint.newest else []
+        marks += [f"best {metric}" for metric in checkpoint.best_now]
         if marks:
-            at = "" if each.iter is None else f" of iteration {each.iter:,}"
-            found.append(f"{each.name}{at} ({', '.join(marks)})")
-    return ", ".join(found)
+            at = "" if checkpoint.iter is None else f" of iteration {checkpoint.iter:,}"
+            parts.append(f"{checkpoint.name}{at} ({', '.join(marks)})")
+    return ", ".join(parts)

@@ -1,17 +1,17 @@
-"""Compare several runs: a table of the runs, and a row for each measured quantity with a value of each run.
+"""Compare several runs by tables with a row for each measured quantity and a column for each run.
 
-Differences are seconds, relative to the first run. A ratio is shown only if the difference takes 1 % of a
-run. `text` and `html` draw the result.
+Each run is compared with the first one. The ratio of two times is shown only if their difference, summed up
+over the run, takes 1 % of the run. `text` and `page` draw the tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from eventloop.costs.records import PHASES, WAITING, WAITS, RunCosts, phase_names
-from eventloop.costs.trend import medians
+from eventloop.costs.trend import medians as median_times
 from eventloop.reporting.facts import missed, state, step_times
 from eventloop.reporting.report import Report
 from eventloop.reporting.run_tables import (
@@ -37,46 +37,47 @@ from eventloop.util.formatting import (
 )
 
 NOISE = 0.05
-"""The best and the worst figure are marked if they differ by more than this part of the larger one."""
+"""The best and worst of several numbers are marked if they differ by more than this part of the larger."""
 LIKE = "≈"
 """The sign shown in place of a ratio if the difference takes less than 1 % of a run."""
 RUNS_FIRST = ("a second", "p50", "p99", "hooks", "data", "state", "not delivered", "iterations", "took")
+"""The columns of the table of the runs that a narrow terminal shows first, by importance."""
 
 
 class Measured(NamedTuple):
-    """One number of one run, and the factors by which a difference becomes a share of the run."""
+    """Hold one number of one run, with the factors that make a share of the run of it."""
 
     value: float
     weight: float = 0.0
-    """The factor from the value to seconds of the run, such as the number of calls for a mean time."""
+    """The factor by which the value becomes seconds of the run: for the mean time of a call, the calls."""
     whole: float = 0.0
-    """The duration in seconds to which a difference is compared."""
+    """The duration in seconds with which a difference is compared."""
 
 
 class Row(NamedTuple):
-    """One quantity, such as the time of a phase, with its value in each run."""
+    """Hold one quantity, such as the time of a phase, with its value in each run."""
 
     name: str
     values: list[Measured | None]
-    """The values by run; None where a run lacks the quantity."""
+    """The values in the order of the runs; None for a run without the quantity."""
 
     @property
     def only(self) -> bool:
-        """Return whether at least one run lacks the quantity."""
+        """True if a run lacks the quantity."""
         return None in self.values
 
     @property
     def seconds(self) -> float:
-        """Return the largest difference to the first run, in seconds over the whole run."""
+        """The largest difference to the first run, in seconds over the whole run."""
         return max((self._difference(other) for other in self.values[1:]), default=(0.0, 0.0))[0]
 
     @property
     def matters(self) -> bool:
-        """Return whether a difference takes at least 1 % of a run."""
+        """True if the difference between a run and the first one takes at least 1 % of the run."""
         return any(map(self._matters, self.values[1:]))
 
     def ratio(self, run: int) -> str:
-        """Return the ratio of a run to the first run; "≈" for a small difference, "-" without a ratio."""
+        """Return the ratio of a run's value to the first run's; "≈" if they differ little, "-" without both."""
         first, other = self.values[0], self.values[run]
         if first is None or other is None or not first.value:
             return ABSENT
@@ -87,23 +88,24 @@ class Row(NamedTuple):
         return bool(seconds) and seconds >= MATTERS * whole
 
     def _difference(self, other: Measured | None) -> tuple[float, float]:
-        """Return the seconds by which a run differs from the first, and the duration of that run.
+        """Return the seconds by which a run differs from the first, and the duration to compare them with.
 
-        A quantity that only one of the two runs has differs by its whole time.
+        If only one of the two runs has the quantity, its whole time is the difference.
         """
         first = self.values[0]
-        known = other or first
-        if known is None:
+        present = other or first
+        if present is None:
             return 0.0, 0.0
-        apart = abs(other.value - first.value) if other and first else known.value
-        return apart * known.weight, known.whole
+        change = abs(other.value - first.value) if other and first else present.value
+        return change * present.weight, present.whole
 
 
 class Comparison(NamedTuple):
-    """The rows on one subject, such as handlers, with a title and a function that formats a value."""
+    """Hold the rows on one subject, such as handlers, with a title and a function that formats a value."""
 
     title: str
     what: str
+    """The head of the column with the names of the rows."""
     rows: list[Row]
     text: Callable[[Any], str]
     ratios: bool = True
@@ -111,34 +113,36 @@ class Comparison(NamedTuple):
 
     def table(self, names: Sequence[str]) -> Table:
         """Return the values as a table with a column for each run; the best and the worst are marked."""
-        values = [[ABSENT if v is None else self.text(v.value) for v in row.values] for row in self.rows]
-        rows = [[row.name, *cells] for row, cells in zip(self.rows, values, strict=True)]
-        compared = {i: row for i, row in enumerate(self.rows) if self.ratios and row.matters and not row.only}
-        marks = {
-            (i, run + 1): mark
-            for i, row in compared.items()
-            for run, mark in extremes([value and value.value for value in row.values]).items()
-        }
-        later = range(1, len(names)) if self.ratios else ()
-        ratios = {(i, run + 1): row.ratio(run) for i, row in enumerate(self.rows) for run in later}
-        below = {cell: ratio for cell, ratio in ratios.items() if ratio.endswith("×")}
+        rows: list[list[str]] = []
+        marks: dict[tuple[int, int], str] = {}
+        below: dict[tuple[int, int], str] = {}
+        for number, row in enumerate(self.rows):
+            values = [ABSENT if value is None else self.text(value.value) for value in row.values]
+            rows.append([row.name, *values])
+            if self.ratios and row.matters and not row.only:
+                found = extremes([value and value.value for value in row.values])
+                marks |= {(number, run + 1): mark for run, mark in found.items()}
+            for run in range(1, len(names)) if self.ratios else ():
+                if (ratio := row.ratio(run)).endswith("×"):
+                    below[number, run + 1] = ratio
         return Table(self.title, [self.what, *names], rows, marks=marks, below=below)
 
 
 def compare(reports: Sequence[Report]) -> list[Comparison]:
-    """Return the comparison of the runs by subject, such as phases or handlers, without empty subjects.
+    """Return a comparison of the runs for each subject, such as phases or handlers, that has rows.
 
-    Handlers that only some runs have come first, then the others by the size of the difference in time.
+    Handlers that only some runs have come first, then the others, those with the largest differences first.
     """
     costs = [report.costs for report in reports]
-    names = phase_names(*(each.phases for each in costs if each is not None))
-    means, usual = _by_run(costs, lambda c: _phases(c, names)), _by_run(costs, lambda c: _usual(c, names))
+    names = phase_names(*(record.phases for record in costs if record is not None))
+    means = _by_run(costs, lambda record: _mean_phases(record, names))
+    medians = _by_run(costs, lambda record: _median_phases(record, names))
     inside, outside = _by_run(costs, _inside), _by_run(costs, _outside)
     subscribers, curves = _by_run(costs, _subscribers), [_curves(report) for report in reports]
     milliseconds, microseconds = (lambda s: three_digits(s * 1e3)), (lambda s: three_digits(s * 1e6))
-    found = [
+    comparisons = [
         Comparison("Step time, mean ms/iteration", "phase", _rows(means), milliseconds),
-        Comparison("Step time, median ms/iteration", "phase", _rows(usual), milliseconds),
+        Comparison("Step time, median ms/iteration", "phase", _rows(medians), milliseconds),
         Comparison("Handlers, mean µs/iteration", "handler", _sorted(inside), microseconds),
         Comparison(
             "Handlers outside of the iterations, mean of a call", "handler", _sorted(outside), duration
@@ -147,11 +151,11 @@ def compare(reports: Sequence[Report]) -> list[Comparison]:
         Comparison("Background subscribers", "subscriber", _not_zero(subscribers), count_or_time, False),
         Comparison("Scalars, the last value", "scalar", _rows(curves), value_text, False),
     ]
-    return [each for each in found if each.rows]
+    return [comparison for comparison in comparisons if comparison.rows]
 
 
 def compared_by_time(costs: Sequence[RunCosts | None]) -> list[Row]:
-    """Return phases, handlers and deliveries of the runs in one list, first those that some runs lack.
+    """Return a row for each phase, handler and delivery of the runs, first those that some runs lack.
 
     Handlers whose time includes phases are left out, because the phases are rows themselves.
     """
@@ -159,10 +163,10 @@ def compared_by_time(costs: Sequence[RunCosts | None]) -> list[Row]:
 
 
 def _parts(costs: RunCosts) -> dict[str, Measured]:
-    """Return the times of phases, waits, handlers and deliveries, by names that tell them apart."""
-    phases = {f"phase {name}": value for name, value in _phases(costs, PHASES).items()}
-    if (whole := phases.pop("phase all", None)) is not None:
-        phases["an iteration"] = whole
+    """Return the times of phases, waits, handlers and deliveries, by names that do not collide."""
+    phases = {f"phase {name}": value for name, value in _mean_phases(costs, PHASES).items()}
+    if (iteration := phases.pop("phase all", None)) is not None:
+        phases["an iteration"] = iteration
     inside = {name: value for name, value in _inside(costs).items() if not name.endswith(IN_IT)}
     outside = {f"{name}, a call": value for name, value in _outside(costs).items()}
     deliveries = {
@@ -175,27 +179,29 @@ def _parts(costs: RunCosts) -> dict[str, Measured]:
 
 def comparison_tables(comparisons: Sequence[Comparison], names: Sequence[str]) -> list[Table]:
     """Return the comparisons as tables with a column for each run and for each ratio to the first run."""
-    found = []
-    for each in comparisons:
-        table, others = each.table(names), range(1, len(names)) if each.ratios else ()
-        header = [*table.header, *(f"{names[run]} / {names[0]}" for run in others)]
-        pairs = zip(table.rows, each.rows, strict=True)
-        rows = [[*cells, *(row.ratio(run) for run in others)] for cells, row in pairs]
-        note = f"{LIKE}: the difference takes less than {MATTERS:.0%} of the run." if others else ""
-        found.append(table._replace(header=header, rows=rows, note=note))
-    return found
+    tables = []
+    for comparison in comparisons:
+        table = comparison.table(names)
+        later_runs = range(1, len(names)) if comparison.ratios else ()
+        header = [*table.header, *(f"{names[run]} / {names[0]}" for run in later_runs)]
+        pairs = zip(table.rows, comparison.rows, strict=True)
+        rows = [[*cells, *(row.ratio(run) for run in later_runs)] for cells, row in pairs]
+        note = f"{LIKE}: the difference takes less than {MATTERS:.0%} of the run." if later_runs else ""
+        tables.append(table._replace(header=header, rows=rows, note=note))
+    return tables
 
 
 # --- the runs ----------------------------------------------------------------------------------------------
 
 
 class _Figure(NamedTuple):
-    """A column of the table of the runs: a number of a run, None if the run lacks it, and its format."""
+    """Define a column of the table of the runs by a function for the number and one for its text."""
 
     number: Callable[[RunCosts], float | None]
+    """Returns the number of a run, or None if the run lacks it."""
     text: Callable[[Any], str]
     marked: bool = True
-    """Whether a high or a low number is better, so that the best and the worst are marked."""
+    """Whether the best and the worst number are marked."""
 
 
 _FIGURES: Mapping[str, _Figure] = {
@@ -214,27 +220,30 @@ _FIGURES: Mapping[str, _Figure] = {
 
 
 def runs_table(reports: Sequence[Report], names: Sequence[str]) -> Table:
-    """Return the table of the runs, a row for each run, with marks on the best and the worst figures."""
+    """Return a table with a row for each run, in which the best and the worst numbers are marked."""
     rows = [[name] for name in names]
     marks: dict[tuple[int, int], str] = {}
     costs = [report.costs for report in reports]
-    trained = [c if c is not None and c.phases.iterations and c.phases.wall else None for c in costs]
     for column, (name, figure) in enumerate(_FIGURES.items(), 1):
-        numbers = [None if each is None else figure.number(each) for each in trained]
+        numbers = [figure.number(record) if _has_iterations(record) else None for record in costs]
         for row, number in zip(rows, numbers, strict=True):
             row.append(ABSENT if number is None else figure.text(number))
-        found = extremes(numbers, high=name == "a second") if figure.marked else {}
-        marks |= {(run, column): mark for run, mark in found.items()}
+        run_marks = extremes(numbers, high=name == "a second") if figure.marked else {}
+        marks |= {(run, column): mark for run, mark in run_marks.items()}
     for row, report in zip(rows, reports, strict=True):
         row.append(state(report))
     return Table("Runs", ["run", *_FIGURES, "state"], rows, first=RUNS_FIRST, marks=marks)
 
 
+def _has_iterations(costs: RunCosts | None) -> TypeGuard[RunCosts]:
+    return costs is not None and bool(costs.phases.iterations and costs.phases.wall)
+
+
 def extremes(numbers: Sequence[float | None], *, high: bool = False) -> dict[int, str]:
-    """Return "best" and "worst" by the index of a number; {} if all numbers differ by 5 % or less.
+    """Return the marks "best" and "worst" by the index of a number; {} if all differ by 5 % or less.
 
     Args:
-        high: whether the highest number is the best.
+        high: whether the highest number is the best; else it is the lowest.
     """
     known = [number for number in numbers if number is not None]
     if len(known) < 2 or max(known) - min(known) <= NOISE * max(map(abs, known)):
@@ -254,13 +263,13 @@ def _by_run(runs: Iterable[RunCosts | None], values: Callable[[RunCosts], Values
 
 
 def _rows(runs: Sequence[Values]) -> list[Row]:
-    """Return a row for each name that occurs in any of the runs, with a value of each run."""
+    """Return a row for each name that occurs in a run, with the value of each run or None."""
     names = dict.fromkeys(name for run in runs for name in run)
     return [Row(name, [run.get(name) for run in runs]) for name in names]
 
 
 def _not_zero(runs: Sequence[Values]) -> list[Row]:
-    """Return the rows that are not zero in all runs."""
+    """Return the rows with a value other than zero in at least one run."""
     return [row for row in _rows(runs) if any(value is not None and value.value for value in row.values)]
 
 
@@ -272,41 +281,43 @@ def _an_iteration(costs: RunCosts, seconds: float) -> Measured:
     return Measured(seconds, costs.phases.iterations, costs.phases.wall)
 
 
-def _phases(costs: RunCosts, phases: Sequence[str]) -> Values:
-    """Return the mean times of an iteration by phase, with the whole iteration last."""
+def _mean_phases(costs: RunCosts, phases: Sequence[str]) -> Values:
+    """Return the mean seconds of each phase of an iteration, and of the whole iteration as "all"."""
     names = (*phases, "wall") if (number := costs.phases.iterations) else ()
     return {phase_name(name): _an_iteration(costs, getattr(costs.phases, name) / number) for name in names}
 
 
-def _usual(costs: RunCosts, phases: Sequence[str]) -> Values:
-    """Return the median times of an iteration as `_phases` returns the mean ones."""
-    names = (*phases, "wall") if (usual := medians(costs)) else ()
+def _median_phases(costs: RunCosts, phases: Sequence[str]) -> Values:
+    """Return the median seconds of each phase of an iteration, and of the whole iteration as "all"."""
+    names = (*phases, "wall") if (usual := median_times(costs)) else ()
     return {phase_name(name): _an_iteration(costs, usual[name]) for name in names}
 
 
 def _inside(costs: RunCosts) -> Values:
+    """Return the mean seconds per iteration of the handlers that are called in iterations."""
     handlers = by_key(costs, inside=True) if (number := costs.phases.iterations) else {}
     return {with_includes(h, key): _an_iteration(costs, h.seconds / number) for key, h in handlers.items()}
 
 
 def _outside(costs: RunCosts) -> Values:
+    """Return the mean seconds of a call of the handlers that are called outside of iterations."""
     whole, handlers = run_seconds(costs), by_key(costs, inside=False)
     return {key: Measured(h.seconds / h.calls, h.calls, whole) for key, h in handlers.items()}
 
 
 def _waits(costs: RunCosts) -> Values:
-    """Return the seconds of the waits by cause."""
+    """Return the seconds that the run waited, by cause."""
     whole = run_seconds(costs)
     return {WAITING[cause]: Measured(seconds_waited(costs, cause), 1, whole) for cause in WAITS}
 
 
 def _subscribers(costs: RunCosts) -> Values:
-    """Return the figures of each background subscriber by name; counts are ints, and times are floats."""
-    found: Values = {}
+    """Return the counts (ints) and busy seconds (floats) of each background subscriber, by name."""
+    values: Values = {}
     for s in costs.subscribers:
-        found |= {f"{s.name}: {name}": Measured(getattr(s, field)) for name, field in COUNTS.items()}
-        found[f"{s.name}: busy, s"] = Measured(float(s.seconds))
-    return found
+        values |= {f"{s.name}: {name}": Measured(getattr(s, field)) for name, field in COUNTS.items()}
+        values[f"{s.name}: busy, s"] = Measured(float(s.seconds))
+    return values
 
 
 def _curves(report: Report) -> Values:

@@ -1,7 +1,6 @@
 """Read the curves of a run from its `metrics.jsonl`, and reduce each to a bounded number of points.
 
-The file is read once. The records of a curve are kept as two arrays of numbers, 16 bytes a record, and are
-reduced at the end.
+The file is read once. Until then, the records of a curve are two arrays of numbers, 16 bytes for each record.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ from numpy.typing import NDArray
 from eventloop.eventlog.jsonl import NUMBERS, RESERVED, UNREADABLE, from_json_value, name_of
 
 BLOCK = 1 << 20
-"""The number of bytes read at once; the objects decoded from a block are freed before the next one."""
+"""How many bytes are read and decoded at a time, which bounds the memory for the decoded objects."""
 POINTS = 2000
 """The largest number of points of one curve; a screen shows no more."""
 TEXTS, TEXT = 20, 10_000
+"""The largest number of texts that are kept, and of characters of each."""
 FURTHEST = (1 << 63) - 1
 """The largest step: steps are stored in 64 bits."""
 
@@ -37,10 +37,10 @@ _decoder = msgspec.json.Decoder(Row)
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """One scalar over the steps of a run, as at most `POINTS` points.
+    """Hold one scalar over the steps of a run, as at most `POINTS` points.
 
-    A point is one record, or in a long run the mean, least and greatest value of about `count / len(steps)`
-    consecutive records. NaN (null in JSON) means that none of a point's values is finite.
+    A point has the value of one record, or in a long run the mean, least and greatest value of about
+    `count / len(steps)` consecutive records. It is NaN (null in JSON) if none of these values is finite.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     first: float
     last: float
     last_step: int
-    """The step of the last record; the last of `steps` may be smaller, as it is the middle of a point."""
+    """The step of the last record; the last item of `steps` may be smaller, the middle of its records."""
     least: float
     """The least finite value of all records."""
     least_step: int | None
@@ -71,7 +71,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A text that the run has logged, such as the note of a command."""
+    """Hold a text that the run has logged, such as that of the command `note`."""
 
     step: int
     mode: str
@@ -80,16 +80,16 @@ class TextLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunLog(msgspec.Struct, kw_only=True):
-    """The content of a run's `metrics.jsonl`: curves, resumes, and how the run ended."""
+    """Hold the content of a run's `metrics.jsonl`: curves, resumes, texts, and how the run ended."""
 
     whole: int = 0
     """The number of complete lines in the file."""
     curves: list[Curve] = []
     """The curves, in the order of their first records."""
     resumed_at: list[int] = []
-    """The number of completed iterations at each resume from an earlier iteration."""
+    """For each resume from before the last logged step, the number of completed iterations."""
     superseded: int = 0
-    """The number of records of iterations that a resumed run repeated; no curve contains them."""
+    """The number of records that a resumed run has logged again; curves contain only the later ones."""
     cut_short: int = 0
     """The number of lines that are damaged or were cut short by a kill.
 
@@ -101,7 +101,7 @@ class RunLog(msgspec.Struct, kw_only=True):
     None if the call has not ended, or if its end was not logged.
     """
     begun_again: bool = False
-    """Whether a call began after an earlier one ended, and has not ended itself: it runs or was killed."""
+    """Whether another call has begun since one has ended, and has no end: it runs or was killed."""
     info: dict[str, str] = {}
     """The facts of the `run_info` events, by name."""
     texts: list[TextLine] = []
@@ -109,30 +109,32 @@ class RunLog(msgspec.Struct, kw_only=True):
 
 
 def read_curves(path: Path) -> RunLog:
-    """Read the curves of a `metrics.jsonl`; of iterations that ran twice, only the later records count.
+    """Read the curves of a `metrics.jsonl`, without records that a resumed run has logged again.
 
-    Each `before_run` or `rolled_back` line begins a new part of the run. In a file without such lines, a new
-    part begins where the training step becomes smaller.
+    Each `before_run` or `rolled_back` line begins a new part of the run, and so does a smaller training step
+    in a file without such lines. Records of a later part replace those of earlier parts from its first step
+    on.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is not empty and has no line that JSONLWriter writes.
+        ValueError: the file is not empty, and JSONLWriter has written no line of it.
     """
     return _read(path).log()
 
 
-def read_records(path: Path, wanted: Callable[[str, str], bool]) -> dict[tuple[str, str], Recorded]:
-    """Read all records of some curves of a `metrics.jsonl`, by mode and name.
+def read_records(path: Path, is_chosen: Callable[[str, str], bool]) -> dict[tuple[str, str], Recorded]:
+    """Read all records of the chosen curves of a `metrics.jsonl`, by mode and name.
 
     Args:
         path: the file.
-        wanted: returns for a mode and a name whether the curve is read.
+        is_chosen: returns for a mode and a name whether the curve is read.
 
     Raises:
-        OSError, ValueError: as `read_curves`.
+        OSError: the file cannot be read.
+        ValueError: the file is not empty, and JSONLWriter has written no line of it.
     """
-    records = _read(path).records()
-    return {(mode, name): found for mode, name, found in records if wanted(mode, name)}
+    curves = _read(path).records()
+    return {(mode, name): recorded for mode, name, recorded in curves if is_chosen(mode, name)}
 
 
 def _read(path: Path) -> _Reader:
@@ -151,34 +153,37 @@ def _read(path: Path) -> _Reader:
 
 
 class _Records:
-    """The records of one curve as two arrays, and the number of records before each part that has some."""
+    """Collect the records of one curve, in the order of the file."""
 
     def __init__(self) -> None:
         self.steps, self.values = array("q"), array("d")
         self.begins: dict[int, int] = {}
+        """The index of the first record of each part of the run that has records."""
 
     def latest(self, limits: Sequence[float]) -> Recorded:
-        """Return the steps and values that no later part has replaced.
+        """Return the steps and values of the records that no later part of the run has replaced.
 
         Args:
-            limits: for each part the least step at which a later part begins.
+            limits: for each part, the least step at which a later part begins.
         """
         steps, values = np.array(self.steps, np.int64), np.array(self.values, np.float64)
-        kept = np.ones(len(steps), bool)
-        again, end = math.inf, len(steps)  # from the step `again` on a later part has the curve
+        is_latest = np.ones(len(steps), bool)
+        end = len(steps)
+        replaced_from = math.inf  # from this step on, the records of later parts are the latest
         for part, begin in reversed(self.begins.items()):
-            own = steps[begin:end]
-            kept[begin:end] = (own <= limits[part]) & (own < again)
-            if kept[begin:end].any():
-                again = int(own[kept[begin:end]][0])
+            part_steps = steps[begin:end]
+            is_latest[begin:end] = (part_steps <= limits[part]) & (part_steps < replaced_from)
+            if is_latest[begin:end].any():
+                replaced_from = int(part_steps[is_latest[begin:end]][0])
             end = begin
-        return steps[kept], values[kept]
+        return steps[is_latest], values[is_latest]
 
 
 class _Reader:
-    """Collect the records of a file, and begin a new part at each resume of the run.
+    """Decode the lines of a `metrics.jsonl`, and collect the records of its curves and the other contents.
 
-    A file without `before_run` lines has a resume wherever the training step becomes smaller.
+    A new part of the run begins at each `before_run` or `rolled_back` line. In a file without `before_run`
+    lines, one also begins where the training step becomes smaller.
     """
 
     def __init__(self) -> None:
@@ -186,10 +191,10 @@ class _Reader:
         self._starts = [0]  # the number of completed iterations at the begin of each part
         self._curves: defaultdict[tuple[str, str], _Records] = defaultdict(_Records)
         self._furthest = 0  # the largest step of the current part
-        self._last_trained: int | None = 0  # None: the file has `before_run` lines, and needs no guess
+        self._last_trained: int | None = 0  # the last training step; None once a `before_run` line was read
 
     def read(self, lines: list[bytes]) -> None:
-        """Read some lines; those of other programs are left out."""
+        """Read some lines, and skip those that JSONLWriter has not written."""
         for row in self._decode(lines):
             if "event" in row:
                 self._read_event(row)
@@ -203,11 +208,11 @@ class _Reader:
 
     def log(self) -> RunLog:
         """Return the content of all lines read so far."""
-        self._log.curves = [reduced(name, mode, *found) for mode, name, found in self.records()]
+        self._log.curves = [reduced(name, mode, *recorded) for mode, name, recorded in self.records()]
         return self._log
 
     def records(self) -> Iterator[tuple[str, str, Recorded]]:
-        """Yield the mode, the name and the records of each curve; those of each are freed in turn."""
+        """Yield the mode, the name and the records of each curve, and remove the curve from this object."""
         limits = [*accumulate([math.inf, *self._starts[:0:-1]], min)][::-1]
         for mode, key in [*self._curves]:
             records = self._curves.pop((mode, key))
@@ -256,6 +261,7 @@ class _Reader:
         self._furthest = start
 
     def _read_event(self, row: Row) -> None:
+        """Use the row of an event: begins and ends of calls, rollbacks, texts and `run_info`."""
         try:
             row = from_json_value(row)
         except RecursionError:
@@ -283,14 +289,14 @@ class _Reader:
 
 
 def is_step(value: object) -> TypeGuard[int]:
-    """Return whether a value can be a step: an integer of 64 bits that is not negative."""
+    """Return whether a value can be a step: an int from 0 to 2**63 - 1."""
     return type(value) is int and 0 <= value <= FURTHEST
 
 
 def as_number(value: Any) -> float | None:
-    """Convert a value, or the name of NaN or an infinity, to a float.
+    """Convert a number, or the name of NaN or an infinity, to a float.
 
-    Returns None if it is not a number, or an integer beyond the largest float.
+    Return None for any other value, and for an int beyond the largest float.
     """
     if isinstance(value, int | float):
         try:
@@ -301,21 +307,24 @@ def as_number(value: Any) -> float | None:
 
 
 def reduced(name: str, mode: str, steps: Integers, values: Floats) -> Curve:
-    """Return the curve of at least one record, in the order of their steps.
+    """Return a curve of at most `POINTS` points, from one or more records in the order of their steps.
 
-    Up to `POINTS` records, each is a point. Beyond that, equally many neighbours are merged into a point; the
-    least and greatest values stay exact.
+    If there are more records, each point merges equally many consecutive ones. The least and greatest values
+    of the curve stay exact.
     """
     finite = np.isfinite(values)
-    known, bad = np.where(finite, values, np.nan), steps[~finite]
-    least, greatest = (int(np.nanargmin(known)), int(np.nanargmax(known))) if finite.any() else (None, None)
-    width = -(-len(steps) // POINTS)
+    finite_or_nan, bad = np.where(finite, values, np.nan), steps[~finite]
+    least, greatest = None, None  # indices of records
+    if finite.any():
+        least, greatest = int(np.nanargmin(finite_or_nan)), int(np.nanargmax(finite_or_nan))
+    width = -(-len(steps) // POINTS)  # records in a point
     starts = np.arange(0, len(steps), width)
     ends = np.minimum(starts + width, len(steps)) - 1
-    low, high = np.fmin.reduceat(known, starts), np.fmax.reduceat(known, starts)
-    numbers = np.add.reduceat(finite, starts, dtype=np.int64)
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # divided first: no sum is infinite
-        means = np.add.reduceat(np.where(finite, values, 0.0) / width, starts) * (width / numbers)
+    low, high = np.fmin.reduceat(finite_or_nan, starts), np.fmax.reduceat(finite_or_nan, starts)
+    finite_counts = np.add.reduceat(finite, starts, dtype=np.int64)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        # divided before the sum, so that no sum of large values is infinite
+        means = np.add.reduceat(np.where(finite, values, 0.0) / width, starts) * (width / finite_counts)
     return Curve(
         name=name,
         mode=mode,
@@ -330,7 +339,7 @@ def reduced(name: str, mode: str, steps: Integers, values: Floats) -> Curve:
         not_finite=len(bad),
         first_not_finite=int(bad[0]) if len(bad) else None,
         steps=(steps[starts] + (steps[ends] - steps[starts]) // 2).tolist(),
-        mean=np.clip(means, low, high).tolist(),  # rounding may leave the range
+        mean=np.clip(means, low, high).tolist(),  # by rounding, a mean may lie outside of its values
         low=low.tolist() if width > 1 else [],
         high=high.tolist() if width > 1 else [],
     )

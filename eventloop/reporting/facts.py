@@ -1,4 +1,4 @@
-"""Collect the facts at the head of a report: name and colour of a run, some numbers, and how it ended."""
+"""Collect the facts at the head of a report: durations, iterations, memory, lost events, and the end."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from eventloop.reporting.waits import wait_text, waits_by_cause
 from eventloop.util.formatting import duration, memory_size, three_digits
 
 OUTSIDE_HANDLERS = "(outside of handlers)"
-"""The name of the row for the part of the hooks phase that belongs to no handler."""
+"""The name of the row for the time of the hooks phase that no handler took."""
 _OUTERMOST = frozenset({"before_train_iter", "after_train_iter"})
-"""The events of an iteration that the trainer emits; the handler of another event emits `after_backward`.
+"""The events of an iteration that the trainer emits outside of any handler.
 
-The times of their handlers contain no other handler's time. The same is true of callbacks of other engines,
-whose events are not in `IN_ITERATION`.
+Other events are emitted within a handler, as `after_backward` is by the optimizer hook, so that the time of
+that handler includes the time of theirs. Callbacks of other engines, whose events are not in `IN_ITERATION`,
+are also called outside of any handler.
 """
 NEGLIGIBLE = 0.02
-"""The smallest share of time outside of handlers, outside of iterations, or of waits, that gets a row."""
+"""Times below this share of the run, or of the hooks phase, are not shown as a part of their own."""
 ESTIMATED = "~"
 """The mark before an estimated time: only some of the calls were measured."""
 
@@ -42,7 +43,7 @@ PHASE_COLOURS = dict(zip((*PHASES, *WAITS), (*_WORK, *_WAITS), strict=True))
 
 
 class Fact(NamedTuple):
-    """A named value at the head of a report."""
+    """Hold a named value at the head of a report."""
 
     name: str
     value: str
@@ -51,12 +52,15 @@ class Fact(NamedTuple):
 
 
 def labels(reports: Sequence[Report]) -> list[str]:
-    """Return a short name for each run: the last parts of its path that distinguish it from the others."""
+    """Return a short name for each run: as many last parts of its path as distinguish the runs."""
     return labels_of([report.run for report in reports])
 
 
 def labels_of(runs: Sequence[str]) -> list[str]:
-    """Return a short name for each directory of a run, as `labels`."""
+    """Return a short name for each directory: as many last parts of its path as distinguish the directories.
+
+    A directory that is given again gets a number after its name.
+    """
     paths = [Path(run).resolve().parts for run in runs]
     for length in range(1, max(map(len, paths)) + 1):
         short = ["/".join(parts[-length:]) for parts in paths]
@@ -72,17 +76,18 @@ def labels_of(runs: Sequence[str]) -> list[str]:
 def facts(report: Report) -> list[Fact]:
     """Return the facts of a run: how it ended, durations, iterations, memory and undelivered events."""
     costs, log = report.costs, report.log
-    found = [Fact("state", state(report), bad=state(report).startswith("error"))]
+    collected = [Fact("state", state(report), bad=state(report).startswith("error"))]
     if costs is not None:
         memory = [Fact("peak memory", text)] if (text := memory_text(costs.memory)) else []
-        found += [*_duration_facts(costs), *_iteration_facts(costs), *memory, *_event_facts(costs)]
+        collected += [*_duration_facts(costs), *_iteration_facts(costs), *memory, *_event_facts(costs)]
     elif log is not None and log.curves:
-        found.append(Fact("logged up to iteration", f"{max(curve.last_step for curve in log.curves):,}"))
-    return found
+        last_step = max(curve.last_step for curve in log.curves)
+        collected.append(Fact("logged up to iteration", f"{last_step:,}"))
+    return collected
 
 
 def state(report: Report) -> str:
-    """Return how a run ended: `completed`, `error: ...`, another reason, or `under way or killed`."""
+    """Return how a run ended: "completed", "error: ...", another reason, or "under way or killed"."""
     if report.log is not None and report.log.ended is not None:
         return report.log.ended
     if report.costs is None or not report.costs.complete or outdated(report.costs, report.log):
@@ -91,14 +96,15 @@ def state(report: Report) -> str:
 
 
 def lossy(subscriber: SubscriberCost, costs: RunCosts) -> bool:
-    """Return whether a subscriber missed events or ended with an error.
+    """Return whether a background subscriber has lost events or ended with an error.
 
-    In a run under way, queued events are not missed: they may still be delivered.
+    In a run under way, queued events are not lost, because they may still be delivered.
     """
     return bool(missed(subscriber, costs) or subscriber.error)
 
 
 def _duration_facts(costs: RunCosts) -> list[Fact]:
+    """Return the duration of the run with its parts, and a fact on each cause with long waits."""
     if not costs.seconds:
         return []
     iterations = costs.phases.wall - sum(getattr(costs.phases, wait) for wait in WAITS)
@@ -126,13 +132,13 @@ def _iteration_facts(costs: RunCosts) -> list[Fact]:
 
 
 def step_times(costs: RunCosts) -> dict[str, float]:
-    """Return the mean of an iteration in seconds and its known percentiles, by name."""
-    times, found = costs.iteration, {}
+    """Return the percentiles of the time of an iteration that are known, and its mean, in seconds by name."""
+    times, percentiles = costs.iteration, {}
     if times.samples:
-        found = {"p50": times.p50, "p90": times.p90, "p99": times.p99}
-    elif known := medians(costs):  # an older file, without `iteration`
-        found = {"p50": known["wall"]}
-    return {**found, "mean": costs.phases.wall / costs.phases.iterations}
+        percentiles = {"p50": times.p50, "p90": times.p90, "p99": times.p99}
+    elif phase_medians := medians(costs):  # the record is of an older version, without `iteration`
+        percentiles = {"p50": phase_medians["wall"]}
+    return {**percentiles, "mean": costs.phases.wall / costs.phases.iterations}
 
 
 def memory_text(memory: Memory) -> str:
@@ -145,7 +151,7 @@ def memory_text(memory: Memory) -> str:
 
 
 def _event_facts(costs: RunCosts) -> list[Fact]:
-    """Return the numbers of events that background subscribers dropped, failed on, or have left queued."""
+    """Return the numbers of events that background subscribers dropped or failed on, or that are queued."""
     if not costs.subscribers:
         return []
     counts = {
@@ -159,16 +165,17 @@ def _event_facts(costs: RunCosts) -> list[Fact]:
 
 
 def missed(subscriber: SubscriberCost, costs: RunCosts) -> int:
-    """Return the number of events that a subscriber dropped, failed on, or still had queued at the end."""
+    """Return the number of events that a subscriber dropped, failed on, or had queued when the run ended."""
     return subscriber.dropped + subscriber.failed + (subscriber.queued if costs.complete else 0)
 
 
 def outside_handlers(costs: Sequence[HandlerCost], phases: Phases) -> float:
-    """Return the seconds of the hooks phase that no handler took; 0.0 if they are at most 2 % of it.
+    """Return the seconds of the hooks phase that no handler took; 0.0 if they are at most 2 % of the phase.
 
     The time of a handler that runs other phases, as the optimizer hook runs "backward", includes these
-    phases. They are subtracted, because they are not part of the hooks phase. Handlers of events within such
-    a handler, such as `after_backward`, are not added, because the outer handler's time includes theirs.
+    phases, which are no part of the hooks phase: they are subtracted. The handlers of events that such a
+    handler emits, such as `after_backward`, are not added, because the time of the emitting handler includes
+    theirs.
     """
     outermost = [
         cost
@@ -176,6 +183,6 @@ def outside_handlers(costs: Sequence[HandlerCost], phases: Phases) -> float:
         if cost.event in _OUTERMOST or (cost.in_iteration and cost.event not in IN_ITERATION)
     ]
     handlers = sum(cost.seconds for cost in outermost)
-    apart = {phase for cost in costs for phase in cost.includes}
-    rest = phases.hooks - (handlers - sum(getattr(phases, phase) for phase in apart))
+    included_phases = {phase for cost in costs for phase in cost.includes}
+    rest = phases.hooks - (handlers - sum(getattr(phases, phase) for phase in included_phases))
     return rest if rest > NEGLIGIBLE * phases.hooks else 0.0

@@ -16,52 +16,52 @@ from eventloop.reporting.curves import Curve
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """The scores of one metric of the validations or tests of a run."""
+    """Hold the last and the best score of one metric of a run's validations or tests."""
 
     name: str
     """The mode and the name, such as "val/accuracy"."""
     last: float
     last_step: int
     best: float | None
-    """The best score; None if the name does not say whether greater is better, or no score is finite."""
+    """The best score; None if no score is finite, or it is unknown whether greater is better."""
     best_step: int | None
 
 
 def scores_of(curves: Sequence[Curve]) -> list[Score]:
-    """Return the scores of the metrics of validations and tests, in the order of their first records."""
+    """Return a `Score` for each metric of validations and tests, in the order of their first records."""
     return [_score(curve) for curve in curves if curve.mode in ("val", "test") and curve.name not in TIMES]
 
 
 def _score(curve: Curve) -> Score:
     best, step = None, None
-    with suppress(ValueError):  # of a name that says nothing
-        greater = infer_rule(curve.name) == "greater"
-        best, step = (curve.greatest, curve.greatest_step) if greater else (curve.least, curve.least_step)
-    known = step is not None
+    with suppress(ValueError):  # the name does not show whether greater is better
+        if infer_rule(curve.name) == "greater":
+            best, step = curve.greatest, curve.greatest_step
+        else:
+            best, step = curve.least, curve.least_step
     return Score(
         name=f"{curve.mode}/{curve.name}",
         last=curve.last,
         last_step=curve.last_step,
-        best=best if known else None,
+        best=None if step is None else best,
         best_step=step,
     )
 
 
 def checkpoints_of(run: Path) -> list[Item]:
-    """Return the durable checkpoints of a run, oldest first; those in another directory have its path.
+    """Return the durable checkpoints of a run, of one directory after another, each oldest first.
 
-    A directory that cannot be read has none.
+    The names of those outside of the run's directory begin with the path of their directory. A directory
+    that cannot be read has no checkpoints.
     """
-    found: list[Item] = []
+    checkpoints: list[Item] = []
     beat = None
     with suppress(OSError):
         beat = read_status(run)
-    places = beat.status.checkpoints if beat is not None and beat.status is not None else []
-    for place in dict.fromkeys([".", *places]):
+    directories = beat.status.checkpoints if beat is not None and beat.status is not None else []
+    for directory in dict.fromkeys([".", *directories]):
         with suppress(OSError):
-            items = Stock(run / place).inventory().checkpoints
-            found += [
-                item if place == "." else msgspec.structs.replace(item, name=f"{place}/{item.name}")
-                for item in items
-            ]
-    return found
+            for item in Stock(run / directory).inventory().checkpoints:
+                name = item.name if directory == "." else f"{directory}/{item.name}"
+                checkpoints.append(msgspec.structs.replace(item, name=name))
+    return checkpoints

@@ -1,6 +1,6 @@
-"""Read the directory of a run: `costs.json`, the curves in `metrics.jsonl`, `run.json` and the checkpoints.
+"""Read the directory of a run (costs, curves, `run.json`, checkpoints) into a `Report`.
 
-`eventloop report` shows the result, as text, as a page or as JSON.
+`eventloop report` shows it as text, as a page or as JSON.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ WITHOUT = (
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Costs and curves of one run, as `eventloop report RUN --json` prints them.
+    """Hold the costs, curves and outcome of one run, as `eventloop report RUN --json` prints them.
 
         report = load_report(Path("runs/digits"))
-        report.costs.phases.wall / report.costs.phases.iterations  # seconds an iteration
+        report.costs.phases.wall / report.costs.phases.iterations  # seconds per iteration
 
     Times are in seconds; NaN is null in JSON.
     """
@@ -48,37 +48,39 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     """The run's directory, as it was given."""
     costs: RunCosts | None
+    """The contents of `costs.json`; None without that file."""
     log: RunLog | None
+    """The contents of `metrics.jsonl`; None without that file."""
     notes: list[str]
-    """Sentences on what is incomplete, and why."""
+    """Sentences on incomplete parts of the report, with the reasons."""
     missing: list[str] = []
-    """Sentences on missing files without which the report is incomplete: the costs, or the records of ranks.
+    """Sentences on missing cost records of the run or of ranks.
 
     `eventloop report` shows the rest, prints these lines to standard error, and exits with 2.
     """
     advice: list[str] = []
-    """At most three lines: which parts take the time of the run, and the remedies."""
+    """At most three lines of advice on the parts that take the time, with remedies."""
     ranks: list[RankTimes] = []
     """Mean times of an iteration on each rank, without waits for other ranks; [] for a run of one rank."""
     slow_rank: Straggler | None = None
     """The rank that the others wait for; None if there is none."""
     commands: list[Applied] = []
-    """The commands that were applied to the run, in their order."""
+    """The commands that were applied to the run, oldest first."""
     begun: RunRecord | None = None
-    """What the run was begun with: options, model, machine, versions and commit; None without `run.json`."""
+    """The contents of `run.json`: options, model, machine, versions and commit. None without that file."""
     scores: list[Score] = []
-    """The best and last scores of its validations and tests."""
+    """The best and last score of each metric of the run's validations and tests."""
     checkpoints: list[Item] = []
-    """Its durable checkpoints, as `eventloop checkpoints RUN --json` lists them."""
+    """The run's durable checkpoints, as `eventloop checkpoints RUN --json` lists them."""
 
 
 def load_report(run: Path) -> Report:
-    """Read the directory of a run, which may be under way or have been killed.
+    """Read the directory of a run, which may also be under way or have been killed.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: the directory is not a run's, or has nothing to report yet; or a file in it is torn, of
-            another format, or of a newer version.
+        ValueError: the directory has no costs and no log; or a file in it is damaged, or has another format
+            or a newer version.
     """
     costs = read_costs(run) if (run / COSTS).is_file() else None
     log = read_curves(run / METRICS) if (run / METRICS).is_file() else None
@@ -103,21 +105,21 @@ def load_report(run: Path) -> Report:
 
 
 def advice_on_ranks(costs: RunCosts, records: list[RunCosts], slow: Straggler | None) -> list[str]:
-    """Return at most three lines of advice on a run, of which the first is on its slow rank if it has one.
+    """Return at most three lines of advice on a run; if it has a slow rank, the first line is on that.
 
     Args:
         costs: the costs of rank 0.
-        records: those of all ranks; [] for one rank.
-        slow: the rank that the others wait for.
+        records: the costs of all ranks; [] for a run of one rank.
+        slow: the rank that the others wait for; None without one.
     """
     lines = advice(costs, [] if slow is not None else records or None)
     return lines if slow is None else [rank_advice(slow, records), *lines][:MOST]
 
 
 def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:
-    """Return whether the costs belong to a call of `train()` before the last one in the log.
+    """Return whether the log has a later call of `train()` than the one whose costs these are.
 
-    The log may lack the end of a call because a subscriber lost events; then this returns False.
+    Return False if a subscriber has lost events, because then the log may lack the end of a call.
     """
     if costs is None or not costs.complete or log is None or not log.begun_again:
         return False
@@ -125,7 +127,7 @@ def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:
 
 
 def _nothing(run: Path) -> str:
-    """Return the error for a path without a report: the files found there, and paths or commands to try."""
+    """Return the text of the error for a path without costs and logs, with files there and hints."""
     names = sorted(path.name for path in run.iterdir()) if run.is_dir() else []
     got, hints = ", ".join(names[:SHOWN]) or "nothing", []
     if not run.is_dir():
@@ -150,6 +152,7 @@ def _from_events(run: Path) -> str:
 
 
 def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
+    """Return sentences on costs that do not cover the whole run, on missing curves and damaged lines."""
     notes = []
     if costs is not None and not costs.complete:
         notes.append(f"The run is under way, or was killed: {COSTS} is as it was written last.")
@@ -168,16 +171,16 @@ def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
         if last > reached:
             notes.append(f"The costs go up to iteration {reached:,}, the log goes to {last:,}.")
     if log is None:
-        makes = f" {_from_events(run)}." if (run / EVENTS).is_file() else " JSONLWriter writes it."
-        notes.append(f"There are no curves: no {METRICS} here.{makes}")
+        remedy = f"{_from_events(run)}." if (run / EVENTS).is_file() else "JSONLWriter writes it."
+        notes.append(f"There are no curves: no {METRICS} here. {remedy}")
         return notes
     if not log.curves:
         notes.append(f"There are no curves: {METRICS} has no scalars.")
     if log.resumed_at:
-        at = ", ".join(f"{iteration:,}" for iteration in log.resumed_at)
+        iterations = ", ".join(f"{iteration:,}" for iteration in log.resumed_at)
         notes.append(
-            f"Iterations were run again from {at} on: {log.superseded:,} records that others have replaced "
-            "are left out."
+            f"Iterations were run again from {iterations} on: {log.superseded:,} records that others have "
+            "replaced are left out."
         )
     if log.cut_short:
         lines = "line is" if log.cut_short == 1 else "lines are"

@@ -1,4 +1,4 @@
-"""Make the tables of a report on one run, each from a function for each column."""
+"""Make the tables of a report on one run. Each table is defined by a function for each column."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from eventloop.reporting.waits import PLACES, run_seconds
 from eventloop.util.formatting import ABSENT, duration, on_a_line, share, three_digits, value_text
 
 MATTERS = 0.01
-"""The share of a run from which a handler has a row, and a difference between runs its ratio."""
+"""Handlers below this share of a run share a row, and for differences below it no ratio is shown."""
 BUILT_IN = 0.05
-"""The share of the iterations, 0..1, below which eventloop's own handlers share a row."""
+"""eventloop's own handlers share a row if they are below this share of the iterations."""
 ALL_RANKS = 8
-"""The largest number of ranks for which each rank has a column."""
+"""Each rank has a column in runs of at most this many ranks."""
 IN_IT = " in it)"
-"""The end of a handler's displayed name if its time includes that of phases, such as backward."""
+"""The end of a handler's name in tables if its time includes phases: "NAME (backward in it)"."""
 
 RANKS, WAITS_TITLE, INSIDE = "Step time of all ranks", "Waits", "Handlers"
 OUTSIDE, COMMANDS = "Handlers outside of the iterations", "Commands"
@@ -55,38 +55,44 @@ OUTSIDE_FIRST = ("in all", "calls", "a call", "budget", "max", "event")
 SUBSCRIBERS_FIRST = ("delivered", "dropped", "failed", "left", "backlog", "busy in all", "busy p50", "budget")
 COUNTS = {"delivered": "delivered", "dropped": "dropped", "failed": "failed", "left": "queued"}
 COUNTS |= {"backlog": "peak_queued", "spilled": "spilled"}
-"""The fields of `SubscriberCost` that count events, by the column that shows them."""
+"""The fields of `SubscriberCost` that count events, by the names of their columns."""
 
 
 def run_tables(report: Report) -> list[Table]:
     """Return all tables of one run that have rows."""
     costs, log = report.costs, report.log
-    found = []
+    tables = []
     if costs is not None:
-        found += [phases_table(costs), ranks_table(report), waits_table(costs), handlers_table(costs)]
-        found += [handlers_table(costs, inside=False), subscribers_table(costs)]
+        tables += [phases_table(costs), ranks_table(report), waits_table(costs), handlers_table(costs)]
+        tables += [handlers_table(costs, inside=False), subscribers_table(costs)]
     if log is not None:
-        found.append(curves_table(log.curves))
-    found += [commands_table(report.commands), options_table(report.begun)]
-    return [table for table in found if table.rows]
+        tables.append(curves_table(log.curves))
+    tables += [commands_table(report.commands), options_table(report.begun)]
+    return [table for table in tables if table.rows]
 
 
 def commands_table(commands: Sequence[Applied]) -> Table:
-    """Return the table of the commands that were applied to a run, in their order."""
+    """Return the table of the commands that were applied to a run, oldest first."""
     columns: list[Column] = [
-        ("command", lambda each: each.command),
-        ("arguments", lambda each: " ".join([*each.words, *(f"{k}={v}" for k, v in each.arguments.items())])),
-        ("from", lambda each: each.source),
-        ("iteration", lambda each: f"{each.iter:,}"),
+        ("command", lambda applied: applied.command),
+        ("arguments", _arguments),
+        ("from", lambda applied: applied.source),
+        ("iteration", lambda applied: f"{applied.iter:,}"),
     ]
     return Table(COMMANDS, *cells(commands, columns), left=3)
 
 
+def _arguments(applied: Applied) -> str:
+    named = [f"{name}={value}" for name, value in applied.arguments.items()]
+    return " ".join([*applied.words, *named])
+
+
 def phases_table(costs: RunCosts, least: float = 0.0) -> Table:
-    """Return the table of an iteration's phases and their trend; it has no rows without any iteration.
+    """Return the table of an iteration's phases and their trend; it has no rows if no iteration has ended.
 
     Args:
-        least: the share of the iterations from which a phase has a row; 0.0 adds a row for all phases.
+        least: phases below this share of the iterations have no row. With 0.0 all have one, and a last row
+            "all" is added.
     """
     phases, usual, device = costs.phases, medians(costs), costs.device or Phases()
     columns: list[Column] = [
@@ -113,7 +119,7 @@ def phases_table(costs: RunCosts, least: float = 0.0) -> Table:
 
 
 def ranks_table(report: Report) -> Table:
-    """Return the table of the phases on all ranks; it has no rows if there is only one rank."""
+    """Return the table of the phases' times on the ranks; it has no rows for a run of one rank."""
     ranks, slow = report.ranks, report.slow_rank
     columns: list[Column] = [
         ("phase, ms/iteration", lambda row: phase_name(row[0])),
@@ -124,21 +130,20 @@ def ranks_table(report: Report) -> Table:
         ("max on", lambda row: f"rank {ranks[row[1].index(max(row[1]))].rank}"),
     ]
     phases = ranks[0].own if ranks else ()
-    rows = [(phase, [each.own[phase] for each in ranks]) for phase in phases]
-    rows += [("ranks", [each.waited for each in ranks])] if ranks else []
+    rows = [(phase, [times.own[phase] for times in ranks]) for phase in phases]
+    rows += [("ranks", [times.waited for times in ranks])] if ranks else []
     bad = frozenset(i for i, (phase, _) in enumerate(rows) if slow is not None and phase == slow.phase)
     why = f"rank {slow.rank} is slow in this phase" if slow is not None else ""
     header, texts = cells(rows, columns)
     if len(ranks) <= ALL_RANKS:
-        header += [f"rank {each.rank}" for each in ranks]
-        texts = [
-            row + [three_digits(s * 1e3) for s in each] for row, (_, each) in zip(texts, rows, strict=True)
-        ]
+        header += [f"rank {times.rank}" for times in ranks]
+        for text, (_, seconds) in zip(texts, rows, strict=True):
+            text += [three_digits(s * 1e3) for s in seconds]
     return Table(RANKS, header, texts, bad=bad, why=why, note=DISCOUNTED if rows else "")
 
 
 def waits_table(costs: RunCosts) -> Table:
-    """Return the table of the waits: a row for each cause, part of the run and name."""
+    """Return the table of the training thread's waits, a row for each cause, part of the run and name."""
     columns: list[Column] = [
         ("cause", lambda wait: WAITING[wait.cause]),
         ("where", lambda wait: PLACES[wait.place]),
@@ -166,8 +171,8 @@ def subscribers_table(costs: RunCosts) -> Table:
         ("busy in all", lambda s: duration(s.seconds)),
         *_budgets(shown),
     ]
-    lost, over = frozenset(i for i, s in enumerate(shown) if lossy(s, costs)), _over(shown)
-    why = "; or ".join(reason for reason, found in ((NOT_ALL, lost), (OVER, over)) if found)
+    lost, over = frozenset(i for i, s in enumerate(shown) if lossy(s, costs)), _over_budget(shown)
+    why = "; or ".join(reason for reason, rows in ((NOT_ALL, lost), (OVER, over)) if rows)
     note = "\n".join([WAIT, *(on_a_line(f"{s.name}: {s.error}") for s in shown if s.error)])
     table = Table("Background subscribers", *cells(shown, columns), left=3, note=note)
     return table._replace(bad=lost | over, why=why, first=SUBSCRIBERS_FIRST)
@@ -197,7 +202,7 @@ def curves_table(curves: Sequence[Curve]) -> Table:
 
 
 def phase_name(phase: str) -> str:
-    """Return the name of a phase in tables; that of all phases together is "all"."""
+    """Return the name of a phase in tables, which is "all" for "wall", the whole iteration."""
     return "all" if phase == "wall" else WAITING.get(phase, phase)
 
 
@@ -207,7 +212,10 @@ def with_unit(name: str) -> str:
 
 
 def _mean(seconds: float, phases: Phases, unit: float, zero: str = "") -> str:
-    """Format the mean time per iteration, where `seconds` is the sum over all iterations."""
+    """Format `seconds`, the sum over all iterations, as a mean per iteration in a unit (1e3 for ms).
+
+    The text for 0 seconds is `zero`, if that is given.
+    """
     if not phases.iterations or (zero and not seconds):
         return zero or ABSENT
     return three_digits(seconds / phases.iterations * unit)
@@ -228,13 +236,13 @@ def _some_events(names: str) -> str:
 
 
 def _budgets(costs: Iterable[HandlerCost | SubscriberCost]) -> list[Column]:
-    """Return the column of budgets (limits of p99); [] if nothing has a budget."""
+    """Return a list with the column of budgets (limits of p99); [] if none of the items has a budget."""
     if all(cost.budget is None for cost in costs):
         return []
     return [("budget", lambda cost: ABSENT if cost.budget is None else duration(cost.budget))]
 
 
-def _over(costs: Iterable[HandlerCost | SubscriberCost]) -> frozenset[int]:
+def _over_budget(costs: Iterable[HandlerCost | SubscriberCost]) -> frozenset[int]:
     return frozenset(i for i, cost in enumerate(costs) if cost.over_budget)
 
 
@@ -242,7 +250,7 @@ def _over(costs: Iterable[HandlerCost | SubscriberCost]) -> frozenset[int]:
 
 
 class Folded(NamedTuple):
-    """The handlers of a table: those shown as rows, and the built-in and small ones that share a line."""
+    """Hold the handlers with a row of their own, and the built-in and small ones that share a last row."""
 
     shown: list[HandlerCost]
     built_in: list[HandlerCost]
@@ -250,7 +258,7 @@ class Folded(NamedTuple):
 
 
 def fold(costs: RunCosts, *, inside: bool) -> Folded:
-    """Sort the called handlers into those with a row of their own and those that share a line.
+    """Divide the called handlers into those with a row of their own and those that share a row.
 
     Args:
         inside: True for the handlers called in iterations, False for all others.
@@ -259,20 +267,24 @@ def fold(costs: RunCosts, *, inside: bool) -> Folded:
     folded = Folded([], [], [])
     for cost in called_handlers(costs, inside=inside):
         least = BUILT_IN if cost.built_in else MATTERS
-        matters = cost.over_budget or own_seconds(cost, costs.phases) >= least * whole
-        (folded.shown if matters else folded.built_in if cost.built_in else folded.small).append(cost)
+        if cost.over_budget or own_seconds(cost, costs.phases) >= least * whole:
+            folded.shown.append(cost)
+        elif cost.built_in:
+            folded.built_in.append(cost)
+        else:
+            folded.small.append(cost)
     return folded
 
 
 def handlers_table(
     costs: RunCosts, shown: Sequence[HandlerCost] | None = None, *, inside: bool = True, least: float = 0.0
 ) -> Table:
-    """Return the table of the handlers called in iterations, or of the others, the most expensive first.
+    """Return the table of the handlers that were called in iterations, or of all other called handlers.
 
     Args:
-        shown: the handlers to show; None means all that were called.
+        shown: the handlers to show; None means all called ones, the most expensive first.
         inside: True for the handlers called in iterations, False for all others.
-        least: the share of the iterations from which the time outside of handlers has a row.
+        least: the time outside of handlers has a row if it is above this share of the iterations.
     """
     shown = called_handlers(costs, inside=inside) if shown is None else shown
     phases = costs.phases
@@ -295,7 +307,9 @@ def handlers_table(
         columns.append(("in all", lambda h: duration(h.seconds)))
         columns.append(("a call", lambda h: duration(h.seconds / h.calls)))
     columns += [("max", lambda h: _time(h.times, h.times.max)), *_budgets(shown)]
-    table = Table(INSIDE if inside else OUTSIDE, *cells(shown, columns), left=3, bad=_over(shown), why=OVER)
+    table = Table(
+        INSIDE if inside else OUTSIDE, *cells(shown, columns), left=3, bad=_over_budget(shown), why=OVER
+    )
     if not inside:
         return table._replace(first=OUTSIDE_FIRST)
     guessed = GUESSED if any(handler.estimated for handler in shown) else ""
@@ -308,16 +322,16 @@ def handlers_table(
 
 
 def folded_table(costs: RunCosts, most: int, *, inside: bool, least: float = MATTERS) -> Table:
-    """Return the table of at most `most` handlers with a row of their own, and a last row for all others.
+    """Return the table of handlers, with a row each for at most `most` of them and a last row for the others.
 
-    The times in the last row are counted without the phases that the handlers run.
+    The last row does not include the times of phases that its handlers run.
     """
     shown, built_in, small = fold(costs, inside=inside)
-    counts = {"more": shown[most:], "built-in": built_in, f"below {MATTERS:.0%}": small}
-    others = [cost for members in counts.values() for cost in members]
+    groups = {"more": shown[most:], "built-in": built_in, f"below {MATTERS:.0%}": small}
+    others = [cost for group in groups.values() for cost in group]
     table = handlers_table(costs, shown[:most], inside=inside, least=least)
     if others:
-        name = ", ".join(f"{len(members):,} {what}" for what, members in counts.items() if members)
+        name = ", ".join(f"{len(group):,} {kind}" for kind, group in groups.items() if group)
         seconds = sum(own_seconds(cost, costs.phases) for cost in others)
         row = _sum_row(table, name, seconds, costs.phases, sum(cost.calls for cost in others))
         table.rows.append(row)
@@ -325,7 +339,7 @@ def folded_table(costs: RunCosts, most: int, *, inside: bool, least: float = MAT
 
 
 def _sum_row(table: Table, name: str, seconds: float, phases: Phases, calls: int | None = None) -> list[str]:
-    """Return the row of several handlers, in which figures of single calls are "-"."""
+    """Return a row with the sums for several handlers, and "-" in the columns on single calls."""
     sums = {
         "calls": _step(calls),
         "µs/iteration": _mean(seconds, phases, 1e6) if phases.wall else ABSENT,
@@ -346,33 +360,33 @@ def called_handlers(costs: RunCosts, *, inside: bool | None = None) -> list[Hand
     Args:
         inside: True for the handlers called in iterations, False for all others, None for both.
     """
-    found = [h for h in costs.handlers if h.calls and inside in (None, h.in_iteration)]
-    return sorted(found, key=lambda handler: -handler.seconds)
+    called = [h for h in costs.handlers if h.calls and inside in (None, h.in_iteration)]
+    return sorted(called, key=lambda handler: -handler.seconds)
 
 
 def with_includes(handler: HandlerCost, name: str = "") -> str:
-    """Return a handler's name followed by the phases that its time includes."""
+    """Return the name of a handler, or the given one, followed by the phases that its time includes."""
     name = name or handler.name
     return f"{name} ({', '.join(handler.includes)}{IN_IT}" if handler.includes else name
 
 
 def by_key(costs: RunCosts, *, inside: bool | None = None) -> dict[str, HandlerCost]:
-    """Return the called handlers by a key of name, event and filter, the most expensive first.
+    """Return the called handlers, the most expensive first, by a key that identifies them in several runs.
 
-    The key identifies a handler in several runs. Handlers with equal keys are distinguished by their order.
+    The key has the handler's name, event and filter. A "'" is added to a key that an earlier one has taken.
     """
-    found: dict[str, HandlerCost] = {}
+    handlers: dict[str, HandlerCost] = {}
     for handler in called_handlers(costs, inside=inside):
         key = _key(handler)
-        while key in found:
+        while key in handlers:
             key += "'"
-        found[key] = handler
-    return found
+        handlers[key] = handler
+    return handlers
 
 
 def _key(handler: HandlerCost) -> str:
     key = handler.name
-    if not key.endswith(f".{handler.event}"):  # a hook's method mostly has the name of its event
+    if not key.endswith(f".{handler.event}"):  # the name of a hook's method usually is that of its event
         key += f", {handler.event}"
     return f"{key} [{handler.filter}]" if handler.filter else key
 

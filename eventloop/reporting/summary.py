@@ -1,4 +1,4 @@
-"""Summarize a run as text: where the time went, and what each subscriber received."""
+"""Summarize a run as text: advice, the times of phases and handlers, and delivered and lost events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eventloop.reporting.waits import wait_text, waits_by_cause
 from eventloop.util.formatting import on_a_line, table
 
 ERROR_WIDTH = 60
-"""The largest number of characters of an error in a table; the line below the table has the whole error."""
+"""The largest number of characters of an error in a table; a line below the table has the whole error."""
 ADVICE_LINES = 4
 """The largest number of lines of one piece of advice."""
 WIDTH = 100
@@ -24,7 +24,7 @@ NAMES = 10
 
 
 def delivery_table(stats: list[SubscriptionStats]) -> str:
-    """Return a table of the events that each background subscriber received or lost."""
+    """Return a table of the events that each background subscriber has received or lost."""
     rows = [
         [
             s.name,
@@ -41,7 +41,7 @@ def delivery_table(stats: list[SubscriptionStats]) -> str:
 
 
 def breakdown(trainer: TrainerParts) -> str:
-    """Return the time of a mean iteration and the shares of its phases, as a line."""
+    """Return a line with the number of iterations, their mean time, and the shares of the phases."""
     clock = trainer.clock
     if not clock.iterations:
         return "no iteration was trained"
@@ -56,7 +56,7 @@ def run_costs(trainer: TrainerParts, *, complete: bool = False, outcome: str = "
     """Return the cost record of a run so far. Call it on the training thread.
 
     Args:
-        complete: whether the run has ended and everything was delivered.
+        complete: whether the run has ended and all events were delivered.
         outcome: how the run ended, as in `RunCosts.outcome`.
     """
     bus, clock, device = trainer.bus, trainer.clock, trainer.clock.device
@@ -89,9 +89,9 @@ def summarize(trainer: TrainerParts, *, everything: str = EVERYTHING) -> str:
 
     Args:
         trainer: the trainer of the run.
-        everything: the line that says where every handler is; "" for none.
+        everything: a line that names the command or method that lists every handler; "" for no line.
     """
-    # with what they import, eleven modules that only a printed summary needs
+    # imported here: only a printed summary needs these and the modules that they import, eleven in all
     from eventloop.reporting.facts import memory_text
     from eventloop.reporting.tables import paragraph
     from eventloop.reporting.text import handler_lines

@@ -1,6 +1,6 @@
-"""Define a table of a report, and draw it and its paragraphs for a terminal.
+"""Define a table of a report, and draw tables and paragraphs for a terminal.
 
-`run_tables` and `comparison` make the tables; `text` draws them with this module, and `html` on the page.
+`run_tables` and `comparison` make the tables. `text` draws them with this module, `page` draws them as HTML.
 """
 
 from __future__ import annotations
@@ -12,116 +12,135 @@ from typing import Any, NamedTuple
 from eventloop.util.formatting import ABSENT, BLOCKS, on_a_line, sparkline, table
 
 ALERT = "!"
-"""The mark of a highlighted row."""
+"""The sign before a highlighted row."""
 GAP = 2
 """The number of spaces between columns."""
 NAME = 24
-"""The least width of the column of names in characters; with shorter names the column is narrower."""
+"""Names may take at least this many characters of a line, even if the line is short."""
 CURVE, WIDEST = 10, 32
 """The least and the largest width of a curve, in characters.
 
-A table in full cuts all cells but the names to `WIDEST`, too; JSON and the page have the whole text.
+`in_full` also cuts all cells except names to `WIDEST`; JSON and the page have the whole text.
 """
 PLAIN = {"µ": "u", "×": "x", "≈": "~", "…": "."}
 """The replacements of characters that an encoding may lack."""
 
 Column = tuple[str, Callable[[Any], str]]
-"""The head of a column, and the function that returns an item's cell."""
+"""The head of a column, and a function that returns the column's cell for an item."""
 
 
 class Table(NamedTuple):
-    """A table of texts with a title; the first column has the names of the rows."""
+    """Hold a table of texts with a title, whose first column has the names of the rows."""
 
     title: str
     header: list[str]
     rows: list[list[str]]
     left: int = 1
-    """Number of text columns, from the left; the other columns are numbers."""
+    """How many of the first columns are texts; the others are numbers."""
     bad: frozenset[int] = frozenset()
     """The indices of the rows to highlight."""
     why: str = ""
-    """The reason for which rows are highlighted."""
+    """The reason why rows are highlighted."""
     lines: list[list[float]] | None = None
-    """A curve for each row, drawn at the end of the row; None without curves."""
+    """The values of a curve for each row, drawn at the end of the row; None without curves."""
     note: str = ""
-    """One or more lines of explanation below the table."""
+    """The lines of explanation below the table."""
     first: tuple[str, ...] = ()
-    """The columns that a narrow terminal shows first, by importance; all other columns follow."""
+    """The names of the most important columns, which a narrow terminal shows before all others."""
     marks: Mapping[tuple[int, int], str] = {}
-    """The marks "best" and "worst" of cells, by row and column."""
+    """The mark "best" or "worst" of a cell, by its row and column."""
     below: Mapping[tuple[int, int], str] = {}
-    """The ratios to the first run that the page shows below values, by row and column."""
+    """The ratio to the first run that the page shows below a cell, by its row and column."""
 
     def by_importance(self) -> list[int]:
-        """Return the indices of the columns with a text or number, the most important first."""
+        """Return the indices of the columns that are not empty, the most important first."""
         named = [self.header.index(name) for name in self.first if name in self.header]
         order = dict.fromkeys([0, *named, *range(len(self.header))])
         return [i for i in order if not i or any(row[i] not in ("", ABSENT) for row in self.rows)]
 
     def reordered(self) -> Table:
-        """Return the table without its note and empty columns, with its most important columns first."""
+        """Return the table with the most important columns first, without empty columns and the note."""
         order = self.by_importance()
         header, *rows = ([row[i] for i in order] for row in [self.header, *self.rows])
         return self._replace(header=header, rows=rows, left=1, note="")
 
 
 def cells(items: Sequence[Any], columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the rows of a table, with a row for each item."""
+    """Return the header and the rows of a table that has a row for each item."""
     return [name for name, _ in columns], [[cell(item) for _, cell in columns] for item in items]
 
 
-def in_full(each: Table, blocks: str = BLOCKS) -> str:
-    """Draw all of a table, with its title and notes.
+def in_full(shown: Table, blocks: str = BLOCKS) -> str:
+    """Draw a table with its title, all its columns and its notes.
 
     Args:
+        shown: the table.
         blocks: the characters of curves, from low to high.
     """
-    header = [on_a_line(name) for name in each.header]
-    rows = [[on_a_line(cell, WIDEST if i else None) for i, cell in enumerate(row)] for row in each.rows]
-    if each.lines is not None:
+    header = [on_a_line(name) for name in shown.header]
+    rows = [[on_a_line(cell, WIDEST if i else None) for i, cell in enumerate(row)] for row in shown.rows]
+    if shown.lines is not None:
         header.append("over the iterations")
-        for row, values in zip(rows, each.lines, strict=True):
-            row.append(sparkline(values, from_zero=each.title == "Step time", blocks=blocks))
-    marks = [[ALERT if i in each.bad else ""] if each.bad else [] for i in range(len(rows))]
-    rows = [mark + row for mark, row in zip(marks, rows, strict=True)]
-    begin = [""] if each.bad else []
-    right = range(each.left + len(begin), len(each.header) + len(begin))
-    why = [f"{ALERT}  {each.why}"] if each.bad and each.why else []
-    notes = map(on_a_line, [*why, *each.note.splitlines()])
-    return "\n".join(filter(None, [each.title, table(begin + header, rows, right=right), *notes]))
+        for row, values in zip(rows, shown.lines, strict=True):
+            row.append(sparkline(values, from_zero=shown.title == "Step time", blocks=blocks))
+    first_number = shown.left
+    notes = shown.note.splitlines()
+    if shown.bad:  # a column of signs is put before the others
+        header = ["", *header]
+        rows = [[ALERT if i in shown.bad else "", *row] for i, row in enumerate(rows)]
+        first_number += 1
+        if shown.why:
+            notes = [f"{ALERT}  {shown.why}", *notes]
+    right = range(first_number, first_number - shown.left + len(shown.header))
+    return "\n".join(filter(None, [shown.title, table(header, rows, right=right), *map(on_a_line, notes)]))
 
 
-def fitted(each: Table, width: int, blocks: str = BLOCKS) -> list[str]:
-    """Draw a table without its title and notes, with the columns that fit and long names shortened.
+def fitted(shown: Table, width: int, blocks: str = BLOCKS) -> list[str]:
+    """Draw a table without its title and notes as lines of at most `width` characters.
 
-    Columns whose cells are all empty are left out.
+    Long names are cut, and the less important columns are left out if they do not fit. Empty columns are
+    left out, too.
 
     Args:
+        shown: the table.
         width: the width of a line in characters.
         blocks: the characters of curves, from low to high.
     """
-    marks = [f"{ALERT} " if i in each.bad else "  " if each.bad else "" for i in range(len(each.rows))]
-    lines = [each.header, *([mark + row[0], *row[1:]] for mark, row in zip(marks, each.rows, strict=True))]
+    lines = [shown.header, *_alerted_rows(shown)]
     lines = [[*map(on_a_line, line)] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    name = min(widths[0], max(NAME, width // 3))
-    kept, room = [0], width - name
-    for column in each.by_importance()[1:]:
-        if widths[column] + GAP > room:
+    name_width = min(widths[0], max(NAME, width // 3))
+    columns, remaining = [0], width - name_width
+    for column in shown.by_importance()[1:]:
+        if widths[column] + GAP > remaining:
             break
-        kept, room = sorted([*kept, column]), room - widths[column] - GAP
-    name, room = min(widths[0], name + room), room - min(widths[0] - name, room)
-    header, *rows = ([on_a_line(line[0], name), *(line[i] for i in kept[1:])] for line in lines)
-    if each.lines is not None and room >= CURVE + GAP:
-        header.append("over the run"[: room - GAP])
-        for row, values in zip(rows, each.lines, strict=True):
-            row.append(sparkline(values, width=min(WIDEST, room - GAP), from_zero=True, blocks=blocks))
-    right = range(sum(i < each.left for i in kept), len(kept))
+        columns, remaining = sorted([*columns, column]), remaining - widths[column] - GAP
+    missing = min(widths[0] - name_width, remaining)  # long names take the remaining characters
+    name_width, remaining = name_width + missing, remaining - missing
+    header, *rows = ([on_a_line(line[0], name_width), *(line[i] for i in columns[1:])] for line in lines)
+    if shown.lines is not None and remaining >= CURVE + GAP:
+        header.append("over the run"[: remaining - GAP])
+        for row, values in zip(rows, shown.lines, strict=True):
+            curve_width = min(WIDEST, remaining - GAP)
+            row.append(sparkline(values, width=curve_width, from_zero=True, blocks=blocks))
+    right = range(sum(i < shown.left for i in columns), len(columns))
     return table(header, rows, right=right, rule=False).split("\n")
 
 
+def _alerted_rows(shown: Table) -> list[list[str]]:
+    """Return the rows of a table; if some are highlighted, their names begin with `ALERT`."""
+    if not shown.bad:
+        return shown.rows
+    signs = [f"{ALERT} " if number in shown.bad else "  " for number in range(len(shown.rows))]
+    return [[sign + row[0], *row[1:]] for sign, row in zip(signs, shown.rows, strict=True)]
+
+
 def paragraph(begin: str, text: str, width: int, most: int = 2) -> list[str]:
-    """Wrap a text into at most `most` lines of at most `width` characters, later lines indented."""
+    """Wrap a text into at most `most` lines of at most `width` characters, and cut the rest.
+
+    Args:
+        begin: the begin of the first line; the text of later lines is indented by its length.
+    """
     return wrap(
         begin + on_a_line(text),
         width,
@@ -142,7 +161,7 @@ def encodable(text: str, encoding: str) -> bool:
 
 
 def plain(text: str, encoding: str) -> str:
-    """Return a text with plain characters, and "?" for any others that the encoding lacks."""
+    """Replace the characters in `PLAIN` by plain ones, and others that the encoding lacks by "?"."""
     for character, replacement in PLAIN.items():
         text = text.replace(character, replacement)
     return text.encode(encoding, "replace").decode(encoding)

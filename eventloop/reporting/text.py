@@ -1,7 +1,7 @@
-"""Draw reports on a terminal: the lines that matter, as wide as the terminal, or every table in full.
+"""Draw reports on a terminal: in at most 25 lines as wide as the terminal, or with every table in full.
 
-`trainer.summary()` uses the same lines. Handlers that take less than 1 % of the iterations share a line, and
-so do handlers that are part of eventloop and take less than 5 %.
+`trainer.summary()` uses the same lines for handlers. Handlers that take less than 1 % of the iterations share
+a line, and so do eventloop's own handlers that take less than 5 %.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from eventloop.util.formatting import (
 LINES = 25
 """The largest number of lines of the whole output, except with `--all`."""
 BUSY = 0.5
-"""The share of the run from which a busy background subscriber has a row."""
+"""A background subscriber has a row if it is busy for at least this share of the run."""
 HINT = "  (--all shows every table)"
 RATIO = 6
 """The width of a ratio, in characters."""
@@ -53,8 +53,8 @@ def as_text(reports: Sequence[Report], *, encoding: str = "utf-8", width: int | 
     """Draw the report of one run or of several as text: in at most 25 lines, or with every table in full.
 
     Args:
-        encoding: the encoding of the output; if it lacks block characters, plainer ones are used.
-        width: the width of a line in characters; None draws every table in full, as wide as it is.
+        encoding: the encoding of the output. If it lacks block characters, plainer ones are used.
+        width: the width of a line in characters; None draws every table in full, in lines of any width.
     """
     blocks = BLOCKS if encodable(BLOCKS, encoding) else ASCII_BLOCKS
     names = labels(reports)
@@ -76,9 +76,10 @@ def _everything(reports: Sequence[Report], names: Sequence[str], blocks: str) ->
     if len(reports) == 1:
         tables = run_tables(reports[0])
     else:
-        runs, *tables = runs_table(reports, names), *comparison_tables(compare(reports), names)
-        parts += [in_full(runs), _trends(reports, names, blocks)]
-    return "\n\n".join(part for part in [*parts, *(in_full(each, blocks) for each in tables)] if part)
+        tables = comparison_tables(compare(reports), names)
+        parts += [in_full(runs_table(reports, names)), _trends(reports, names, blocks)]
+    parts += [in_full(table, blocks) for table in tables]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _head(report: Report, name: str) -> str:
@@ -91,7 +92,7 @@ def _head(report: Report, name: str) -> str:
 
 
 def _trends(reports: Sequence[Report], names: Sequence[str], blocks: str) -> str:
-    """Draw the mean time of an iteration over the course of each run, a line for each run."""
+    """Draw the mean time of an iteration over the run as a curve, on one line for each run."""
     rows = [
         [name, sparkline(trend(report.costs, "wall"), from_zero=True, blocks=blocks)]
         for name, report in zip(names, reports, strict=True)
@@ -101,7 +102,7 @@ def _trends(reports: Sequence[Report], names: Sequence[str], blocks: str) -> str
 
 
 def _pairs(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Draw pairs of a name and a value, one pair a line."""
+    """Draw pairs of a name and a value, each on one line, with the values below each other."""
     width = max((len(name) for name, _ in rows), default=0)
     return [f"{name.ljust(width)}  {value}" for name, value in rows]
 
@@ -111,14 +112,11 @@ def _pairs(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _run(report: Report, name: str, width: int, blocks: str) -> str:
     """Draw one run in at most 25 lines: advice, facts, phases, and expensive handlers and subscribers."""
-    title = on_a_line(f"Run {name}: {state(report)}", width)
-    head = [title + HINT if len(title + HINT) <= width else title]
-    for line in report.advice:
-        head += paragraph("-> ", line, width, 3)
-    known = [fact for fact in facts(report) if fact.name != "state" and (fact.bad or fact.value != "0")]
+    shown = [fact for fact in facts(report) if fact.name != "state" and (fact.bad or fact.value != "0")]
     begun = [fact for fact in begun_facts(report) if fact.name in BRIEF]
-    label = max((len(fact.name) for fact in [*known, *begun]), default=0) + GAP
-    for fact in known:
+    label = max((len(fact.name) for fact in [*shown, *begun]), default=0) + GAP
+    head = _title_and_advice(report, name, width)
+    for fact in shown:
         head += paragraph(fact.name.ljust(label), fact.value, width)
     for fact in begun:
         head += paragraph(fact.name.ljust(label), fact.value, width, 1)
@@ -126,22 +124,30 @@ def _run(report: Report, name: str, width: int, blocks: str) -> str:
         head += paragraph("", note, width)
     costs, last = report.costs, _scalars(report, width, label)
     if costs is None:
-        return _within(lambda _: [head, last])
+        return _fit_lines(lambda _: [head, last])
     ranks, phases = ranks_table(report), phases_table(costs, MATTERS)
     table = ranks if ranks.rows else phases
     steps = fitted(table, width, blocks) if table.rows else []
     rest = [*subscriber_lines(costs, width), *last]
-    return _within(lambda rows: [head, steps, handler_lines(costs, width, rows), rest])
+    return _fit_lines(lambda rows: [head, steps, handler_lines(costs, width, rows), rest])
+
+
+def _title_and_advice(report: Report, name: str, width: int) -> list[str]:
+    title = on_a_line(f"Run {name}: {state(report)}", width)
+    lines = [title + HINT if len(title + HINT) <= width else title]
+    for line in report.advice:
+        lines += paragraph("-> ", line, width, 3)
+    return lines
 
 
 def handler_lines(costs: RunCosts, width: int, rows: int, least: float = MATTERS) -> list[str]:
-    """Draw the most expensive handlers, one table for those in iterations and one for those outside.
+    """Draw a table of the handlers that were called in iterations, and one of the other handlers.
 
-    Each table ends with a row for all other handlers.
+    The most expensive handlers have rows, and a last row of each table stands for all others.
 
     Args:
-        rows: the largest number of handlers in the first table; the second table has half as many.
-        least: the share of the iterations from which the time outside of handlers has a row.
+        rows: the largest number of handlers with rows in the first table; the second table has half as many.
+        least: the time outside of handlers has a row if it is above this share of the iterations.
     """
     lines: list[str] = []
     shown: list[HandlerCost] = []
@@ -158,37 +164,43 @@ def handler_lines(costs: RunCosts, width: int, rows: int, least: float = MATTERS
 
 
 def subscriber_lines(costs: RunCosts, width: int) -> list[str]:
-    """Draw the background subscribers that lost events or are busy, and one line for all others."""
-    matters = [s for s in costs.subscribers if _matters(s, costs)]
-    fine = [s for s in costs.subscribers if s not in matters]
-    lines = fitted(subscribers_table(replace(costs, subscribers=matters)), width) if matters else []
-    lines += [on_a_line(f"{s.name}: {s.error}", width) for s in matters if s.error]
-    if fine:
-        names = ", ".join(s.name for s in fine)
-        busy = f", busy {share(max(s.seconds for s in fine), costs.seconds)} of the run at most"
+    """Draw a table of the background subscribers that lost events or are busy, and a line on all others."""
+    notable = [s for s in costs.subscribers if _is_notable(s, costs)]
+    others = [s for s in costs.subscribers if s not in notable]
+    lines = fitted(subscribers_table(replace(costs, subscribers=notable)), width) if notable else []
+    lines += [on_a_line(f"{s.name}: {s.error}", width) for s in notable if s.error]
+    if others:
+        names = ", ".join(s.name for s in others)
+        busy = f", busy {share(max(s.seconds for s in others), costs.seconds)} of the run at most"
         lines += paragraph("", f"{names}: no event lost{busy if costs.seconds else ''}", width)
     return lines
 
 
-def _matters(subscriber: SubscriberCost, costs: RunCosts) -> bool:
+def _is_notable(subscriber: SubscriberCost, costs: RunCosts) -> bool:
     busy = bool(costs.seconds) and subscriber.seconds >= BUSY * costs.seconds
     return lossy(subscriber, costs) or subscriber.over_budget or busy
 
 
 def _scalars(report: Report, width: int, label: int) -> list[str]:
-    """Draw the last values of the logged scalars, except times and learning rates; name those with NaN."""
+    """Draw the last values of the logged scalars, except times and learning rates, and name those with NaN.
+
+    Args:
+        label: the width of the names of facts in characters, so that values are below each other.
+    """
     curves = report.log.curves if report.log is not None else []
     values = [f"{c.mode}/{c.name} {value_text(c.last)}" for c in curves if c.name not in (*TIMES, "lr")]
     lines = paragraph("scalars".ljust(label), ", ".join(values), width) if values else []
     bad = [f"{c.mode}/{c.name} from step {c.first_not_finite:,}" for c in curves if c.not_finite]
-    return [*lines, *(paragraph(f"{ALERT} ", f"NaN or infinite: {', '.join(bad)}", width) if bad else [])]
+    if bad:
+        lines += paragraph(f"{ALERT} ", f"NaN or infinite: {', '.join(bad)}", width)
+    return lines
 
 
 def _runs(reports: Sequence[Report], names: Sequence[str], width: int, blocks: str) -> str:
     """Draw several runs in at most 25 lines: a line for each run, and the largest differences in time."""
     costs = [report.costs for report in reports]
     differences = [row for row in compared_by_time(costs) if row.matters]
-    lines = [trend(each, "wall") if each is not None else [] for each in costs]
+    lines = [trend(record, "wall") if record is not None else [] for record in costs]
     runs, advice = runs_table(reports, names), []
     for name, report in zip(names, reports, strict=True):
         for line in report.advice[:1]:
@@ -200,11 +212,11 @@ def _runs(reports: Sequence[Report], names: Sequence[str], width: int, blocks: s
         more = [f"{len(names) - most:,} more runs: --all shows them"] if len(names) > most else []
         return [[*table, *more], advice, _differences(differences, names, width, rows)]
 
-    return _within(blocks_of)
+    return _fit_lines(blocks_of)
 
 
 def _differences(rows: Sequence[Row], names: Sequence[str], width: int, most: int) -> list[str]:
-    """Draw the rows that differ most, with a column for each run; a note counts the runs that do not fit."""
+    """Draw the rows that differ most, with a column for each run; a note counts rows and runs left out."""
     if not rows:
         return [on_a_line("No phase, handler or writer differs by 1 % of a run.", width)]
     shown = [[row.name, *(_difference(row, run) for run in range(len(names)))] for row in rows[:most]]
@@ -214,24 +226,32 @@ def _differences(rows: Sequence[Row], names: Sequence[str], width: int, most: in
         notes.append(f"{missing:,} of {len(names):,} runs do not fit in {width} characters")
     if len(rows) > most:
         notes.append(f"{len(rows) - most:,} more rows")
-    return [*lines, *(paragraph("", f"{'; '.join(notes)}: --all shows them", width) if notes else [])]
+    if notes:
+        lines += paragraph("", f"{'; '.join(notes)}: --all shows them", width)
+    return lines
 
 
 def _difference(row: Row, run: int) -> str:
-    """Return a row's time in a run, with the ratio to the first run if the difference matters."""
+    """Return a row's time in a run, with the ratio to the first run if the difference is large enough."""
     value = row.values[run]
-    text, compared = ABSENT if value is None else duration(value.value), row.ratio(run) if run else ""
-    return f"{text} {compared if compared.endswith('×') else '':>{RATIO}}" if run else text
+    text = ABSENT if value is None else duration(value.value)
+    if not run:
+        return text
+    ratio = row.ratio(run)
+    return f"{text} {ratio if ratio.endswith('×') else '':>{RATIO}}"
 
 
-def _within(blocks_of: Callable[[int], Blocks]) -> str:
-    """Join blocks to at most 25 lines, with as many rows in their tables as fit.
+def _fit_lines(blocks_of: Callable[[int], Blocks]) -> str:
+    """Join blocks of lines to at most 25 lines, with as many rows in their tables as fit.
 
-    If they do not fit even with one row, empty lines are removed, beginning at the end.
+    If they do not fit even with one row, remove empty lines, from the end on, and then cut the rest.
+
+    Args:
+        blocks_of: returns the blocks whose tables have at most a number of rows.
     """
     for rows in range(12, 0, -1):
         lines = "\n\n".join("\n".join(block) for block in blocks_of(rows) if block).split("\n")
-        if sum(map(bool, lines)) + 2 <= LINES:  # two empty lines stay
+        if sum(map(bool, lines)) + 2 <= LINES:  # all lines with text fit, and two empty ones
             break
     while len(lines) > LINES and "" in lines:
         del lines[len(lines) - 1 - lines[::-1].index("")]

@@ -1,4 +1,4 @@
-"""Sum up the waits of a run by cause and by the part of the run that has them."""
+"""Sum up the waits of the training thread by their cause, and by the part of the run that has them."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ PLACES: dict[Place, str] = {
     "between": "between epochs",
     "end": "at the end",
 }
-"""The parts of a run as reports name them."""
+"""The parts of a run, with their names in reports."""
 
 
 def seconds_waited(costs: RunCosts, cause: Cause | None = None, place: Place | None = None) -> float:
-    """Return the seconds of the waits of a cause, in one part of the run; None stands for all."""
+    """Return the seconds of all waits of a cause in one part of the run; None stands for all of either."""
     return sum(w.seconds for w in costs.waits if cause in (None, w.cause) and place in (None, w.place))
 
 
 def waits_by_cause(costs: RunCosts) -> dict[Cause, float]:
-    """Return the seconds of the waits of each cause that has any."""
+    """Return the seconds of the waits by cause, for each cause that has waits."""
     return {cause: seconds for cause in WAITS if (seconds := seconds_waited(costs, cause))}
 
 
 def wait_text(costs: RunCosts, cause: Cause, whole: float) -> str:
-    """Return the seconds waited for a cause, their share of the run and the parts of the run that have them.
+    """Return the seconds of the waits of a cause as text, with their share of the run and of its parts.
 
     Args:
         whole: the seconds of the run; 0.0 if they are unknown.
     """
-    places = {place: seconds_waited(costs, cause, place) for place in PLACES}
-    parts = ", ".join(f"{duration(seconds)} {PLACES[place]}" for place, seconds in places.items() if seconds)
+    by_place = {place: seconds_waited(costs, cause, place) for place in PLACES}
+    parts = ", ".join(f"{duration(part)} {PLACES[place]}" for place, part in by_place.items() if part)
     seconds = seconds_waited(costs, cause)
-    return f"{duration(seconds)}{f', {share(seconds, whole)} of the run' if whole else ''}: {parts}"
+    of_run = f", {share(seconds, whole)} of the run" if whole else ""
+    return f"{duration(seconds)}{of_run}: {parts}"
 
 
 def longest_wait(costs: RunCosts, place: Place) -> float:
@@ -42,5 +43,5 @@ def longest_wait(costs: RunCosts, place: Place) -> float:
 
 
 def run_seconds(costs: RunCosts) -> float:
-    """Return the seconds of the run, or of its iterations if those of the run are unknown."""
+    """Return the seconds of the run; if they are unknown, the seconds of its iterations."""
     return costs.seconds or costs.phases.wall

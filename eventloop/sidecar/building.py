@@ -1,4 +1,4 @@
-"""Find the function that builds a trainer, and build an evaluator with it."""
+"""Find a function that the user names as "module:function", and build an evaluator's trainer with it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from eventloop.assembly.evaluator_run import building_evaluator
 from eventloop.training.trainer import Trainer
 
 
-class Place(NamedTuple):
-    """Where a function is: a module's name or the path of a file, and the function's name."""
+class FunctionName(NamedTuple):
+    """Name a function: the name of its module or the path of its file, and its own name."""
 
     module: str
     function: str
 
     @property
     def is_file(self) -> bool:
-        """Return whether the module is given by the path of its file."""
+        """True if `module` is the path of a file."""
         return self.module.endswith(".py")
 
 
-def place_of(text: object) -> Place:
+def parse_function(text: object) -> FunctionName:
     """Return the parts of "module:function", or of "path/to/file.py:function".
 
     Raises:
-        TypeError, ValueError: it is neither.
+        TypeError: the text is not a str.
+        ValueError: it has neither form, or the module is `__main__`.
     """
     if not isinstance(text, str):
         raise TypeError(f"build: expected 'module:function', got {text!r}")
@@ -44,11 +45,13 @@ def place_of(text: object) -> Place:
             f"build: expected a module that another process can import, got {text!r}: give the name of its "
             "file, such as 'train:build', whose script part is below `if __name__ == \"__main__\"`"
         )
-    return Place(module, function)
+    return FunctionName(module, function)
 
 
 def find_function(text: str) -> Callable[[], Any]:
-    """Import the module, and return the function; the current directory is searched first.
+    """Import the module of "module:function", and return the function.
+
+    A module is searched first in the current directory, and a file's imports first in the file's folder.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -56,28 +59,27 @@ def find_function(text: str) -> Callable[[], Any]:
         TypeError, ValueError: the text has another form, or the module has no such function.
         Exception: the module has raised it.
     """
-    place = place_of(text)
-    module = _of_file(Path(place.module)) if place.is_file else _of_name(place.module)
-    function = getattr(module, place.function, None)
+    name = parse_function(text)
+    module = _import_file(Path(name.module)) if name.is_file else _import_module(name.module)
+    function: Callable[[], Any] | None = getattr(module, name.function, None)
     if function is None or not callable(function):
-        functions = [name for name, value in vars(module).items() if callable(value) and name[0] != "_"]
+        functions = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
         raise ValueError(
-            f"expected a function {place.function!r} in {place.module}, which has "
+            f"expected a function {name.function!r} in {name.module}, which has "
             f"{', '.join(functions) or 'no function'}"
         )
-    found: Callable[[], Any] = function
-    return found
+    return function
 
 
 def build_trainer(text: str, device: str | None = None) -> Trainer:
-    """Build an evaluator: a trainer that writes into no run's directory.
+    """Build the trainer of an evaluator: it validates, and writes into no run's directory.
 
     Args:
-        text: the function, as in `find_function`.
-        device: its device; None for that of the function's trainer.
+        text: the function that builds a trainer, as "module:function".
+        device: the device of the trainer; None for the device that the function chooses.
 
     Raises:
-        TypeError: the function returns no trainer.
+        TypeError: the function returns something other than a trainer.
         ValueError: the trainer has no `val_loader`.
         Exception: as `find_function`, or raised by the function.
     """
@@ -91,20 +93,20 @@ def build_trainer(text: str, device: str | None = None) -> Trainer:
     return trainer
 
 
-def _of_name(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     _search_first(os.getcwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # of another module, which this one imports
+            raise  # the module exists, and imports another one that does not
         raise ModuleNotFoundError(
             f"expected a module {name!r} in {os.getcwd()} or among the installed packages, got none",
             name=error.name,
         ) from error
 
 
-def _of_file(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"expected a Python file at {path}, got none")
     _search_first(str(path.resolve().parent))

@@ -1,6 +1,6 @@
 """Start an evaluator as a child process of a training, and start it again if it is killed.
 
-`AsyncValidationHook` uses it on rank 0. All but `end` is called on a background thread.
+`AsyncValidationHook` uses it on rank 0. A background thread calls all methods except `end`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from eventloop.processes.launch import Home, command, signals_held
+from eventloop.processes.launch import Home, command, signals_blocked
 from eventloop.sidecar.reports import FOLDER
 
 logger = logging.getLogger("eventloop")
 
 LOG = "output.log"
-"""The name of the file with what the evaluator prints, in its folder."""
+"""The name of the file, in the run's folder `evaluator`, with the output of the evaluator's process."""
 MOST_RESTARTS = 3
-"""How often a killed evaluator is started again without a result in between."""
+"""How many times in a row an evaluator that was killed before its next result is started again."""
 END_SECONDS = 5.0
-"""Seconds in which a killed process must be gone."""
-_OF_A_JOB = (
+"""The longest wait, in seconds, for a process that was killed."""
+_RANK_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -32,17 +32,17 @@ _OF_A_JOB = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-"""The variables by which a program finds its other ranks; the evaluator is a program of one rank."""
+"""The environment variables of a program of several ranks. They are kept from the evaluator."""
 
 
 class EvaluatorProcess:
-    """An evaluator that follows a run, in a process of its own.
+    """Run an evaluator that follows a run, in a process of its own.
 
     Args:
         run: the directory of the run.
         build: the function that builds the trainer, as "module:function".
-        device: its device; None for that of the function's trainer.
-        threads: the number of PyTorch's threads.
+        device: the device of the trainer; None for the device that the function chooses.
+        threads: the number of PyTorch's threads in the process.
     """
 
     def __init__(self, run: Path, build: str, device: str | None, threads: int) -> None:
@@ -52,45 +52,45 @@ class EvaluatorProcess:
         self._restarts = 0
         self._ended = False
         self.failed = False
-        """True once it has failed, and is not started again."""
+        """True once the evaluator has failed. It is not started again."""
 
     @property
     def pid(self) -> int | None:
-        """Return the process id; None while no evaluator runs."""
+        """The process id; None while no evaluator runs."""
         return None if self._process is None else self._process.pid
 
     def result_came(self) -> None:
-        """Record that the evaluator gets on; it may be started again as often as at first."""
+        """Record that the evaluator has reported a result: the count of its restarts begins again at 0."""
         self._restarts = 0
 
     def poll(self) -> None:
-        """Start the evaluator if it does not run, unless it has failed; called every second."""
+        """Start the evaluator if it does not run and has not ended or failed. It is called every second."""
         if self._ended or self.failed:
             return
         if self._process is None:
             self._start()
         elif (code := self._process.poll()) is not None:
             self._process = None
-            self._died(code)
+            self._handle_exit(code)
 
     def _start(self) -> None:
         log = self._run / FOLDER / LOG
         try:
             log.parent.mkdir(exist_ok=True)
-            with signals_held(), open(log, "ab") as output:
+            with signals_blocked(), open(log, "ab") as output:
                 self._process = subprocess.Popen(
                     command("eventloop.sidecar.program", self._home, self._arguments),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     cwd=self._home.cwd,
-                    env={name: value for name, value in os.environ.items() if name not in _OF_A_JOB},
+                    env={name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES},
                 )
         except OSError as error:
             self._fail(f"it could not be started: {error}")
 
-    def _died(self, code: int) -> None:
-        if code == 0:  # it found that the run had ended
+    def _handle_exit(self, code: int) -> None:
+        if code == 0:  # the evaluator has found that the run had ended
             self._ended = True
         elif 0 < code < 128:
             self._fail(f"{self._last_line() or f'exit code {code}'} (more in {self._run / FOLDER / LOG})")
@@ -100,13 +100,13 @@ class EvaluatorProcess:
             self._restarts += 1
             logger.warning("the evaluator of %s was killed (%d), and is started again", self._run, code)
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         self.failed = True
         logger.error(
             "checkpoints of %s are not validated from now on, and the training goes on: %s; once this is "
             "mended, `eventloop evaluate` validates those that are there",
             self._run,
-            why,
+            reason,
         )
 
     def _last_line(self) -> str:
@@ -116,7 +116,7 @@ class EvaluatorProcess:
         return ""
 
     def end(self) -> None:
-        """End the evaluator at once, on any thread; a later one validates the rest."""
+        """Kill the evaluator; any thread may call this. A later evaluator validates the other checkpoints."""
         self._ended = True
         process, self._process = self._process, None
         if process is not None:

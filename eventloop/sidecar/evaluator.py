@@ -1,6 +1,6 @@
 """Validate each durable checkpoint of a run once, oldest first, and report the metrics to the run.
 
-`eventloop evaluate` runs it, and the child process of an `AsyncValidationHook`.
+`eventloop evaluate` and the child process of an `AsyncValidationHook` run it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from eventloop.steering.protocols import CheckpointSaver
 from eventloop.util.errors import CheckpointError
 
 POLL_SECONDS = 0.5
-"""Seconds between two looks for a new checkpoint."""
+"""Seconds between two searches for a new checkpoint."""
 NICENESS = 19
-"""What is added to the niceness of the process, so that a training on the same machine comes first."""
+"""The number added to the niceness of the process, so that a training on the same machine comes first."""
 ANOTHER = "one evaluator at a time validates the checkpoints of a run: wait until it has ended, or end it"
 
 
 class Evaluator:
-    """Validates the checkpoints of a run with a trainer of this process.
+    """Validate the checkpoints of a run with a trainer in this process.
 
     Args:
         run: the directory of the run.
         build: the function that builds the trainer, as "module:function".
-        device: its device; None for that of the function's trainer.
-        choice: "all", "newest", "best", or names of checkpoints.
-        show: called with a line for each checkpoint that is validated, and with "newest" and "best" also for
-            a checkpoint that was validated before.
+        device: the device of the trainer; None for the device that the function chooses.
+        choice: which checkpoints to validate: "all", "newest", "best", or names of checkpoints.
+        show: called with a line of text for each checkpoint that is validated. If `choice` is not "all", it
+            is also called for a checkpoint that was validated before.
 
     Raises:
-        TypeError, ValueError: the function returns no trainer with a `val_loader`, or there is no directory.
-        Exception: as `build_trainer`.
+        TypeError, ValueError: the function does not return a trainer with a `val_loader`.
+        Exception: the errors of `build_trainer`.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Evaluator:
         self._run, self._show = run.absolute(), show
         self._trainer = build_trainer(build, device)
         hooks = [hook for hook in self._trainer.hooks if isinstance(hook, CheckpointSaver)]
-        places = dict.fromkeys([self._run, *(hook.directory_for(self._run) for hook in hooks)])
-        self._outstanding = Outstanding([*places], choice)
+        directories = dict.fromkeys([self._run, *(hook.directory_for(self._run) for hook in hooks)])
+        self._outstanding = Outstanding([*directories], choice)
         self._reports = Reports(self._run, f"evaluate {os.getpid()}@{socket.gethostname()}")
-        self._named = not {ALL, NEWEST, BEST}.intersection(choice)
+        self._chosen_by_name = not {ALL, NEWEST, BEST}.intersection(choice)
         self._shows_known = ALL not in choice
         self._done: set[str] = set()
         self.failed = 0
@@ -66,10 +66,10 @@ class Evaluator:
         self.known: list[str] = []
         """The names of the checkpoints that were validated before."""
         self.stopped = False
-        """True once a signal has cut a validation short, which is not reported."""
+        """True once a signal has stopped a validation. Its metrics are not reported."""
 
     def run(self, *, follow: bool = False) -> None:
-        """Validate the checkpoints that are there; with `follow`, also new ones until the run has ended.
+        """Validate the run's checkpoints; with `follow`, also validate new ones until the run has ended.
 
         Raises:
             CheckpointError: there is no checkpoint of a given name.
@@ -77,23 +77,27 @@ class Evaluator:
             Exception: the validation has raised it.
         """
         while True:
-            lives = self._lives()  # before the look, which then finds the last checkpoint of a run that ended
+            # read before the search, so that the search finds the last checkpoint of a run that has ended
+            lives = self._run_lives()
             while (candidate := self._next()) is not None and not self.stopped:
                 self._validate(*candidate)
             if self.stopped or not (follow and lives):
                 return
             time.sleep(POLL_SECONDS)
 
-    def _lives(self) -> bool:
+    def _run_lives(self) -> bool:
         owner = read_owner(self._run)
         return owner is not None and owner.lives is not False
 
     def _next(self) -> tuple[str, Candidate] | None:
-        """Return the oldest checkpoint that was not validated, with the id of its report."""
+        """Return the id of the report and the oldest checkpoint still to be validated; None if there is none.
+
+        A checkpoint that was chosen by name is validated even if it was validated before.
+        """
         for candidate in self._outstanding.candidates():
             if (name := id_of(candidate)) in self._done:
                 continue
-            if self._named or not self._reports.known(name, candidate.iter):
+            if self._chosen_by_name or not self._reports.known(name, candidate.iter):
                 return name, candidate
             self._done.add(name)
             self.known.append(candidate.path.name)
@@ -107,6 +111,7 @@ class Evaluator:
         self._show(f"{_title(candidate)}, validated before: {text}")
 
     def _validate(self, name: str, candidate: Candidate) -> None:
+        """Validate one checkpoint, and report its metrics under the id `name` unless they are known."""
         trainer, path = self._trainer, candidate.path
         self._done.add(name)
         try:
@@ -135,15 +140,15 @@ def _text(metrics: Mapping[str, float]) -> str:
 
 
 def owning_evaluations(run: Path) -> AbstractContextManager[None]:
-    """Be the only evaluator of a run within a block.
+    """Return a context manager that makes this process the only evaluator of a run until its block ends.
 
     Raises:
-        WorkDirInUseError: another evaluator of the run lives.
+        WorkDirInUseError: another evaluator of the run is alive.
         OSError: the directory cannot be written.
     """
     return owning(run.absolute() / FOLDER, "evaluating", ANOTHER)
 
 
 def lower_priority() -> None:
-    """Let this process give way to others on its machine, such as the training."""
+    """Lower this process's priority, so that others on its machine, such as the training, come first."""
     os.nice(NICENESS)

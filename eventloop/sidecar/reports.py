@@ -1,8 +1,8 @@
-"""Send the metrics of a checkpoint to its run as a command, and find out which ones were sent before.
+"""Send the metrics of a checkpoint to its run as a command, and find the metrics that were sent before.
 
-A command has an id that follows from the checkpoint, so an evaluator that was killed and started again finds
-in the run's files what it has sent. A command that a run has applied is in `commands.jsonl`; a command that
-no run has applied yet waits in the inbox, also while no run lives.
+The id of a command is computed from the checkpoint. So an evaluator that is started again finds, in the run's
+files, the commands that it sent before it was killed. The file `commands.jsonl` has the commands that the run
+has applied. The inbox has those that it has not applied yet, even while no process of the run is alive.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from eventloop.sidecar.outstanding import Candidate
 from eventloop.temporary.sync import sync_directory
 
 FOLDER = "evaluator"
-"""The folder of a run that its evaluator owns, so that there is one at a time."""
+"""The folder in a run's directory that its evaluator owns, so that there is only one at a time."""
 
 
 def id_of(candidate: Candidate) -> str:
-    """Return the id of the command for a checkpoint; those of a run are in the order of the iterations."""
+    """Return the id of the command for a checkpoint. Sorted as texts, ids are in the order of iterations."""
     return f"{candidate.iter:020d}-{candidate.sha256[:8]}"
 
 
 class Reports:
-    """The reports to one run; one evaluator at a time uses it.
+    """Send reports to one run, and find those that were sent before. One evaluator at a time uses it.
 
     Args:
         run: the directory of the run.
@@ -44,10 +44,10 @@ class Reports:
         self._inbox, self._outbox = run / INBOX, run / OUTBOX
 
     def known(self, name: str, iteration: int) -> bool:
-        """Return whether a command was sent, and its run, if any, has not gone back behind it.
+        """Return whether the metrics of a checkpoint were sent, and the run has not gone back before it.
 
-        A command moves from the inbox to the outbox, and is in the record before it has an answer. So each
-        place is read after the one before it.
+        A command moves from the inbox to the outbox, and is recorded in `commands.jsonl` before its answer is
+        in the outbox. Reading inbox, outbox and record in this order finds it at any moment of the move.
         """
         if any((self._inbox / (name + suffix)).exists() for suffix in (SENT, CLAIMED)):
             return True
@@ -60,16 +60,17 @@ class Reports:
     def metrics(self, name: str, iteration: int) -> dict[str, float] | None:
         """Return the metrics of a command that `known` has found; None if no file of the run has them.
 
-        The answer in the outbox has none of them.
+        They are read from the command in the inbox or from `commands.jsonl`; an answer in the outbox does not
+        contain them.
         """
         for suffix in (SENT, CLAIMED):
             with suppress(OSError, msgspec.MsgspecError, ValueError, TypeError, KeyError):
                 sent = msgspec.json.decode((self._inbox / (name + suffix)).read_bytes(), type=Command)
                 return _scores(sent.arguments["metrics"])
         with suppress(OSError, ValueError, TypeError, KeyError):
-            for each in reversed(read_record(self._run / NAME)):
-                if each.command == EVALUATED and each.arguments.get("iter") == iteration:
-                    return _scores(each.arguments["metrics"])
+            for applied in reversed(read_record(self._run / NAME)):
+                if applied.command == EVALUATED and applied.arguments.get("iter") == iteration:
+                    return _scores(applied.arguments["metrics"])
         return None
 
     def _recorded(self) -> set[int]:
@@ -79,10 +80,10 @@ class Reports:
             return set()
 
     def send(self, name: str, candidate: Candidate, metrics: Mapping[str, float]) -> None:
-        """Put a command durably into the inbox of the run.
+        """Write the metrics of a checkpoint as a command into the run's inbox, and sync it to the disk.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         command = Command(
             id=name,
@@ -99,7 +100,8 @@ class Reports:
         hidden = self._inbox / f".{name}{HIDDEN}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with open(os.open(hidden, flags, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(command).ljust(ROOM))  # for the answer, if the disk is full then
+            # padded, so that the answer later has room in this file even if the disk is full
+            file.write(msgspec.json.encode(command).ljust(ROOM))
             file.flush()
             os.fsync(file.fileno())
         os.rename(hidden, self._inbox / (name + SENT))

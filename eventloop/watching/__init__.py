@@ -1,9 +1,10 @@
 """Read the directory of a run again and again, while the run is under way or after its end.
 
-Start with `RunReader`, which returns a `RunView`, the schema of `eventloop watch --json`. `view` defines what
-a view holds, `liveness` decides whether the run lives, `curves`, `rows` and `logged` follow its log files,
-and `files` reads its costs and checkpoints; the package `web` serves the live page. The package may import
-`reporting`, `ownership`, `checkpoint`, `eventlog` and the packages below them. It imports no torch.
+Start with `RunReader`, which returns a `RunView`, the schema of `eventloop watch --json`. `view` defines the
+fields of a view, `liveness` decides whether the run is alive, `curves`, `rows` and `logged` read the new part
+of its log files, and `files` reads its costs and checkpoints. The package `web` serves the live page. The
+package may import `reporting`, `ownership`, `checkpoint`, `eventlog` and the packages below them. It imports
+no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Collect the curves of a run as its records come, each as a bounded number of points.
+"""Collect the curves of a run from its records, each as a bounded number of points.
 
-`logged` adds the records. When a curve has too many points, neighbours are merged, so a record costs the same
-in a short run and in a long one.
+`logged` adds the records. When a curve has too many points, each two neighbouring points are merged, so its
+memory and the cost of a record stay the same in a long run.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from eventloop.watching.view import CurveView
 
 
 class Curve:
-    """One scalar over the steps of a run, as at most `most` points of equally many records each."""
+    """Collect one scalar over the steps of a run, as at most `most` points of equally many records each."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._width = most, 1  # records of a point
-        self._steps: list[int] = []  # the last step of each point
-        self._records: list[int] = []
-        self._finite: list[int] = []
-        self._sums: list[float] = []
-        self._low: list[float] = []
-        self._high: list[float] = []
+        self._most, self._width = most, 1  # the largest number of points, and of records in a point
+        # one entry for each point
+        self._steps: list[int] = []  # the step of its last record
+        self._records: list[int] = []  # the number of its records
+        self._finite: list[int] = []  # the number of its records with a finite value
+        self._sums: list[float] = []  # the sum of the finite values
+        self._low: list[float] = []  # the least finite value
+        self._high: list[float] = []  # the greatest finite value
         self._last = math.nan
         self._last_step = 0
 
     def add(self, step: int, value: float) -> None:
-        """Add the next record; one with a smaller step than the last replaces those from its step on."""
+        """Add a record; if its step is below the last one, first remove the points from its step on."""
         if self._steps and step < self._steps[-1]:
             self.cut(step - 1)
         self._last, self._last_step = value, step
@@ -44,28 +45,28 @@ class Curve:
             self._high[-1] = max(self._high[-1], value)
 
     def cut(self, last: int) -> None:
-        """Remove all points with records after the step `last`, because a resumed run repeats them."""
-        kept = len(self._steps)
-        while kept and self._steps[kept - 1] > last:
-            kept -= 1
+        """Remove all points with records after the step `last`, because a resumed run logs them again."""
+        count = len(self._steps)
+        while count and self._steps[count - 1] > last:
+            count -= 1
         for numbers in (self._steps, self._records, self._finite, self._sums, self._low, self._high):
-            del numbers[kept:]
-        if not kept:
+            del numbers[count:]
+        if not count:
             self._width = 1
 
     @property
     def empty(self) -> bool:
-        """Whether it has no record, or only records that were cut off."""
+        """True if the curve has no points."""
         return not self._steps
 
     def view(self, name: str, mode: str) -> CurveView:
-        """Return the points that the curve has so far, with its last value and its count, for a reader."""
+        """Return the present points with the last value and the number of records, under the given name."""
         single = self._width == 1
         means = [
             min(max(total / finite, low), high) if finite else math.nan
             for total, finite, low, high in zip(self._sums, self._finite, self._low, self._high, strict=True)
         ]
-        known = [finite > 0 for finite in self._finite]
+        has_value = [finite > 0 for finite in self._finite]
         return CurveView(
             name=name,
             mode=mode,
@@ -74,15 +75,15 @@ class Curve:
             last_step=self._last_step,
             steps=[*self._steps],
             mean=means,
-            low=[] if single else _or_nan(self._low, known),
-            high=[] if single else _or_nan(self._high, known),
+            low=[] if single else _or_nan(self._low, has_value),
+            high=[] if single else _or_nan(self._high, has_value),
         )
 
     def _begin_point(self) -> None:
         if len(self._steps) >= self._most:
             self._merge()
-            if self._records[-1] < self._width:  # the last point had no neighbour
-                return
+            if self._records[-1] < self._width:
+                return  # the number of points was odd, so the last one was not merged and has room
         self._steps.append(0)
         self._records.append(0)
         self._finite.append(0)
@@ -91,7 +92,7 @@ class Curve:
         self._high.append(-math.inf)
 
     def _merge(self) -> None:
-        """Merge each two neighbours into one point."""
+        """Merge each two neighbouring points into one."""
         self._width *= 2
         self._steps = [*self._steps[1::2], *self._steps[len(self._steps) & ~1 :]]
         self._records = [sum(self._records[i : i + 2]) for i in range(0, len(self._records), 2)]
@@ -101,16 +102,16 @@ class Curve:
         self._high = [max(self._high[i : i + 2]) for i in range(0, len(self._high), 2)]
 
 
-def _or_nan(values: Sequence[float], known: Sequence[bool]) -> list[float]:
-    return [value if is_known else math.nan for value, is_known in zip(values, known, strict=True)]
+def _or_nan(values: Sequence[float], has_value: Sequence[bool]) -> list[float]:
+    return [value if has else math.nan for value, has in zip(values, has_value, strict=True)]
 
 
 class Choice:
-    """The choice of the scalars that become curves.
+    """Decide which scalars become curves.
 
     Args:
         patterns: names of scalars such as "loss" or "val/accuracy", or patterns such as "val/*" and "*". None
-            stands for the loss of the training, and all that is validated or tested.
+            stands for the loss of the training and all scalars of validations and tests.
     """
 
     def __init__(self, patterns: Sequence[str] | None) -> None:
@@ -120,16 +121,18 @@ class Choice:
         """Return whether a scalar is chosen."""
         if self.patterns is None:
             return name == "loss" or (mode != "train" and name not in TIMES)
-        return any(
-            fnmatchcase(each, pattern) for each in (name, f"{mode}/{name}") for pattern in self.patterns
-        )
+        return any(_fits(f"{mode}/{name}", pattern) for pattern in self.patterns)
 
     def missing(self, known: Sequence[str]) -> list[str]:
-        """Return the patterns that none of the scalars fits, which are named "mode/name"."""
-        return [
-            pattern
-            for pattern in self.patterns or ()
-            if not any(
-                fnmatchcase(each, pattern) or fnmatchcase(each.partition("/")[2], pattern) for each in known
-            )
-        ]
+        """Return the patterns that fit none of the scalars.
+
+        Args:
+            known: the scalars, each named as "mode/name".
+        """
+        patterns = self.patterns or ()
+        return [pattern for pattern in patterns if not any(_fits(scalar, pattern) for scalar in known)]
+
+
+def _fits(scalar: str, pattern: str) -> bool:
+    """Return whether a pattern fits a scalar, named "mode/name", with or without its mode."""
+    return fnmatchcase(scalar, pattern) or fnmatchcase(scalar.partition("/")[2], pattern)

@@ -1,4 +1,4 @@
-"""Read the costs and the checkpoints of a run again when their files have changed.
+"""Read the costs and the checkpoints of a run, again whenever their files have changed.
 
 `RunReader` owns a `CostsFiles` and a `CheckpointList`.
 """
@@ -24,14 +24,14 @@ HANDLERS = 20
 
 
 class CostsFound(NamedTuple):
-    """What the cost records of all ranks say.
+    """Hold the costs of a run, from the cost records of all its ranks.
 
     Attributes:
-        costs: the record of rank 0; None without one.
-        time: when it was written, by the clock of its disk.
+        costs: the record of rank 0; None without such a record.
+        time: the Unix time at which the record was written, by the clock of its disk.
         rank_times: the times of an iteration on each rank; [] for one rank.
         slow_rank: the rank that the others wait for.
-        advice: sentences on what takes the time.
+        advice: sentences on the parts that take the time.
     """
 
     costs: RunCosts | None = None
@@ -42,36 +42,36 @@ class CostsFound(NamedTuple):
 
 
 class CostsFiles:
-    """The files `costs.json`, `costs.rank1.json` and so on of a run, read when rank 0's has changed."""
+    """Read the files `costs.json`, `costs.rank1.json` and so on of a run when `costs.json` has changed."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._seen: tuple[int, int] | None = None
+        self._last_read: tuple[int, int] | None = None  # inode and modification time of `costs.json`
         self._found = CostsFound()
 
     def read(self) -> CostsFound:
-        """Return what the files say.
+        """Return the costs that the files have; an empty `CostsFound` without `costs.json`.
 
         Raises:
-            OSError, ValueError: a file cannot be read, is damaged, or of a later version.
+            OSError, ValueError: a file cannot be read, is damaged, or has a later version.
         """
         try:
             stat = os.stat(self._run / FILE)
         except OSError:
-            self._seen, self._found = None, CostsFound()
+            self._last_read, self._found = None, CostsFound()
             return self._found
-        if (seen := (stat.st_ino, stat.st_mtime_ns)) != self._seen:
+        if (present := (stat.st_ino, stat.st_mtime_ns)) != self._last_read:
             costs = read_costs(self._run)
             records, _ = read_ranks(self._run, costs)
             slow = slow_rank_of(records)
             advice = advice_on_ranks(costs, records, slow)
             self._found = CostsFound(costs, stat.st_mtime, times_of(records), slow, advice)
-            self._seen = seen
+            self._last_read = present
         return self._found
 
 
 def phase_views(costs: RunCosts) -> list[PhaseView]:
-    """Return the phases of a mean iteration; [] if none has ended."""
+    """Return the phases of a mean iteration; [] if no iteration has ended."""
     phases = costs.phases
     if not (phases.iterations and phases.wall):
         return []
@@ -83,7 +83,7 @@ def phase_views(costs: RunCosts) -> list[PhaseView]:
 
 
 def handler_views(costs: RunCosts) -> list[HandlerView]:
-    """Return the most expensive handlers of an iteration; [] if none has ended."""
+    """Return the most expensive handlers that are called in iterations; [] if no iteration has ended."""
     phases = costs.phases
     if not (phases.iterations and phases.wall):
         return []
@@ -117,10 +117,10 @@ def queue_view(subscriber: SubscriberCost) -> QueueView:
 
 
 class CheckpointsFound(NamedTuple):
-    """The checkpoints of all directories of a run.
+    """Hold the checkpoints in all directories of a run.
 
     Attributes:
-        checkpoints: the durable ones, oldest first; those of a directory are together.
+        checkpoints: the durable checkpoints of one directory after another, each oldest first.
         saving: the names of temporary paths of running saves.
         damaged: a sentence for each checkpoint that is damaged.
     """
@@ -131,7 +131,7 @@ class CheckpointsFound(NamedTuple):
 
 
 class CheckpointList:
-    """The checkpoints in the directories of a run, listed when an entry of a directory has changed.
+    """List the checkpoints in the directories of a run, again when the entries of a directory have changed.
 
     Args:
         run: the run's directory.
@@ -139,26 +139,29 @@ class CheckpointList:
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._seen: object = None
+        self._listed: object = None  # the entries of the directories at the last listing
         self._found = CheckpointsFound([], [], [])
 
-    def read(self, places: Sequence[str]) -> CheckpointsFound:
-        """Return the checkpoints of directories, whose paths are absolute, or relative to the run's.
+    def read(self, paths: Sequence[str]) -> CheckpointsFound:
+        """Return the checkpoints in directories.
 
         A directory that does not exist, or that may not be read, has no checkpoints.
+
+        Args:
+            paths: the directories; a relative path is relative to the run's directory.
         """
-        directories = {place: self._run / place for place in places}
-        seen = [_entries(directory) for directory in directories.values()]
-        if seen != self._seen:
+        directories = {path: self._run / path for path in paths}
+        present = [_entries(directory) for directory in directories.values()]
+        if present != self._listed:
             found = CheckpointsFound([], [], [])
-            for place, directory in directories.items():
-                _list(place, directory, found)
-            self._found, self._seen = found, seen
+            for path, directory in directories.items():
+                _list(path, directory, found)
+            self._found, self._listed = found, present
         return self._found
 
 
 def _entries(directory: Path) -> frozenset[tuple[str, int]]:
-    """Return the names and inodes of what may be a checkpoint, or the temporary path of one."""
+    """Return the names and inodes of entries that may be checkpoints, or temporary paths of saves."""
     try:
         with os.scandir(directory) as entries:
             return frozenset(
@@ -170,20 +173,21 @@ def _entries(directory: Path) -> frozenset[tuple[str, int]]:
         return frozenset()
 
 
-def _list(place: str, directory: Path, found: CheckpointsFound) -> None:
+def _list(path: str, directory: Path, found: CheckpointsFound) -> None:
+    """Add the checkpoints of a directory to `found`; `path` is the directory's name in views."""
     try:
         inventory = Stock(directory).inventory()
     except OSError:
         return
-    found.checkpoints.extend(_checkpoint(place, item) for item in inventory.checkpoints)
-    found.saving.extend(left.name for left in inventory.leftovers if left.alive)
+    found.checkpoints.extend(_checkpoint(path, item) for item in inventory.checkpoints)
+    found.saving.extend(leftover.name for leftover in inventory.leftovers if leftover.alive)
     found.damaged.extend(inventory.damaged)
 
 
-def _checkpoint(place: str, item: Item) -> CheckpointView:
+def _checkpoint(path: str, item: Item) -> CheckpointView:
     return CheckpointView(
         name=item.name,
-        directory=place,
+        directory=path,
         iter=item.iter,
         epoch=item.epoch,
         bytes=item.bytes,

@@ -1,7 +1,8 @@
-"""Collect what a run has logged: the last value of each scalar, curves, notices, and how the run ended.
+"""Collect the scalars, curves, notices and the end of a run from its log files.
 
-`RunReader` owns a `Logged`, which reads `metrics.jsonl`, or `events.evl` where there are no rows. Notices
-come from the event log if there is one, because it has events that the rows lack.
+`RunReader` owns a `Logged`, which reads the scalars from the rows of `metrics.jsonl`, or from the event log
+`events.evl` if there is no such file. Notices, lines on single events, come from the event log if there is
+one, because it has events that the rows lack.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ BAD = (
     "invalid_loss",
     "rolled_back",
 )
-"""The events that report ill health."""
+"""The events that report a problem."""
 NOTED = (
     *BAD,
     "checkpoint_saved",
@@ -53,17 +54,17 @@ NOTED = (
     "before_run",
     "after_run",
 )
-"""The events that are worth a line."""
+"""The events that are read from the logs: each becomes a notice, except `before_run`."""
 MISSING = "No scalar"
-"""The begin of a note on a chosen scalar that does not exist."""
+"""The first words of a note on a chosen scalar that does not exist."""
 LINES = 20
-"""The largest number of notices of each kind."""
+"""The largest number of notices, and of notices on problems."""
 TEXT = 500
 """The largest number of characters of a notice."""
 
 
 class Logged:
-    """What a run has logged so far.
+    """Read the logs of a run, and hold what they have so far.
 
     Args:
         run: the run's directory.
@@ -74,24 +75,24 @@ class Logged:
 
     def __init__(self, run: Path, choice: Choice, points: int, most: int | None = None) -> None:
         self._run, self._choice, self._points, self._most = run, choice, points, most
-        self._sources: tuple[bool, bool] | None = None
-        self._begin_anew()
+        self._sources: tuple[bool, bool] | None = None  # whether `metrics.jsonl` and `events.evl` exist
+        self._clear()
 
     def read(self) -> None:
-        """Read what was logged since the last call.
+        """Read the records that were logged since the last call.
 
         Raises:
-            OSError, ValueError: a file cannot be read, or is of another format.
+            OSError, ValueError: a file cannot be read, or has another format.
         """
         sources = (self._run / ROWS).is_file(), (self._run / EVENTS).is_file()
         if sources != self._sources:
             self._sources = sources
-            self._begin_anew()
+            self._clear()
             has_rows, has_events = sources
             self._has_rows, self._has_events = has_rows, has_events
             only = NOTED if has_rows else (*NOTED, "scalars_logged")
-            self._rows = RowLog(self._run / ROWS, self._begin_anew, self._read_row)
-            restart = self._begin_notices if has_rows else self._begin_anew
+            self._rows = RowLog(self._run / ROWS, self._clear, self._read_row)
+            restart = self._clear_notices if has_rows else self._clear
             self._events = EventLog(
                 self._run / EVENTS, only, self._read_record, whole=not has_rows, restart=restart
             )
@@ -110,12 +111,12 @@ class Logged:
 
     def latest(self) -> dict[str, float]:
         """Return the last value of each scalar."""
-        found = {}
+        scalars = {}
         for mode, row in self._latest.items():
             for key, value in row.items():
                 if key not in RESERVED and (number := as_number(value)) is not None:
-                    found[f"{mode}/{name_of(key)}"] = number
-        return found
+                    scalars[f"{mode}/{name_of(key)}"] = number
+        return scalars
 
     def curves(self) -> list[CurveView]:
         """Return the chosen curves that have records."""
@@ -130,18 +131,20 @@ class Logged:
         return [*self._lines]
 
     def health(self) -> list[Notice]:
-        """Return the last notices on ill health, oldest first."""
+        """Return the last notices on problems, oldest first."""
         return [*self._health]
 
     def notes(self) -> list[str]:
-        """Return sentences on what was not logged, or not where this can read it."""
+        """Return sentences on curves that are missing: without a log, without a record, or over the limit."""
         if self._sources == (False, False):
-            why = f"no {ROWS} and no {EVENTS} here. JSONLWriter writes the first, EventLogWriter the second."
-            return [f"There are no curves: {why}"]
-        missing = self._choice.missing(known := self.names)
-        notes = [
-            f"{MISSING} {name!r} so far, there are: {', '.join(sorted(known)) or 'none'}." for name in missing
-        ]
+            reason = (
+                f"no {ROWS} and no {EVENTS} here. JSONLWriter writes the first, EventLogWriter the second."
+            )
+            return [f"There are no curves: {reason}"]
+        known = self.names
+        existing = ", ".join(sorted(known)) or "none"
+        missing = self._choice.missing(known)
+        notes = [f"{MISSING} {name!r} so far, there are: {existing}." for name in missing]
         if self._left_out:
             notes.append(
                 f"{self._left_out:,} scalars have no curve here, because {self._most:,} others have one: "
@@ -151,15 +154,15 @@ class Logged:
 
     # --- reading -------------------------------------------------------------------------------------------
 
-    def _begin_anew(self) -> None:
+    def _clear(self) -> None:
         self._latest: dict[str, dict[str, Any]] = {}
-        self._curves: dict[tuple[str, str], Curve | None] = {}  # None: not chosen, or too many
+        self._curves: dict[tuple[str, str], Curve | None] = {}  # None: not chosen, or over the limit
         self._drawn = self._left_out = 0
         self.outcome: Outcome | None = None
-        """How the last call of `train`, `val`, ... ended; None while it is under way, or if unknown."""
-        self._begin_notices()
+        """How the last call of `train`, `val` and so on ended; None while one is under way, or if unknown."""
+        self._clear_notices()
 
-    def _begin_notices(self) -> None:
+    def _clear_notices(self) -> None:
         self._lines: deque[Notice] = deque(maxlen=LINES)
         self._health: deque[Notice] = deque(maxlen=LINES)
 
@@ -180,7 +183,7 @@ class Logged:
         if isinstance(event, ScalarsLogged):
             self._add_scalars(event.mode, event.step, event.scalars)
             return
-        if not self._has_rows:  # they have the begin and the end of a run in order with the scalars
+        if not self._has_rows:  # else `_read_row` does this, in the order of the scalars
             self._follow_run(event)
         self._add_notice(event, record.time)
 
@@ -215,23 +218,23 @@ class Logged:
             self.outcome = Outcome(event.reason, event.error, event.signal)
 
     def _add_notice(self, event: Event, time: float | None) -> None:
-        name, index = event_name(type(event)), getattr(event, "iter", None)
         if isinstance(event, BeforeRun):
             return
+        name, index = event_name(type(event)), getattr(event, "iter", None)
         bad = name in BAD or (isinstance(event, AfterRun) and event.error is not None)
-        found = Notice(
+        added = Notice(
             event=name,
             iter=index if isinstance(index, int) else None,
             time=time,
             text=on_a_line(notice(event), TEXT),
             bad=bad,
         )
-        self._lines.append(found)
+        self._lines.append(added)
         if bad:
-            self._health.append(found)
+            self._health.append(added)
 
     def _begin_run(self, start: int) -> None:
-        """Drop what was logged after the iteration at which a run begins: a resumed run logs it again."""
+        """Remove the records after the iteration `start`, from which a resumed run logs them again."""
         self.outcome = None
         for curve in self._curves.values():
             if curve is not None:

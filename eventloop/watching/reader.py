@@ -1,4 +1,4 @@
-"""Read the directory of a run into a `RunView`; each read takes from the logs only what was added."""
+"""Read the directory of a run into a `RunView`. Each read reads only the new part of the logs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from eventloop.watching.view import OVER, RunView
 
 T = TypeVar("T")
 FILES = (HEARTBEAT, ROWS, COSTS, EVENTS)
-"""The files by which a run's directory is known; a living owner or a checkpoint is enough as well."""
+"""The files by which a run's directory is recognised; a living owner or a checkpoint suffices, too."""
 SHOWN = 5
 """The largest number of file names in an error message."""
 
@@ -47,18 +47,18 @@ class RunReader:
             print(view.state, view.iter, view.speed, view.latest)
             time.sleep(1)
 
-    Nothing in the directory is changed; a hidden file that asks for the time by its clock is removed at once.
-    A read takes from the logs what was added since the last one, and
-    reads costs and checkpoints when their files have changed. One thread uses a reader.
+    Nothing in the directory is changed: a hidden file, made to read the clock of the file system, is removed
+    at once. A read reads the part of the logs that was added since the last one, and costs and checkpoints if
+    their files have changed. One thread uses a reader.
 
     Args:
         run: the run's directory.
         metrics: the scalars that become curves, by name or pattern: "loss", "val/accuracy", "val/*", "*".
-            None stands for the loss of the training, and all that is validated or tested.
-        points: the largest number of points of a curve; neighbours are merged beyond that.
-        curves: the largest number of curves, which are those that are logged first; None for any number.
-        hung_seconds: seconds without the end of an iteration after which a training is called hung. It is at
-            least 20 mean iterations, and ten times as long for the first two.
+            None stands for the loss of the training and all scalars of validations and tests.
+        points: the largest number of points of a curve; beyond that, neighbouring points are merged.
+        curves: the largest number of curves, the first that are logged; None for no limit.
+        hung_seconds: seconds without the end of an iteration after which the state of a training is "hung".
+            The time is longer if 20 mean iterations are, and ten times as long for the first two iterations.
 
     Raises:
         TypeError, ValueError: the directory is not a run's, or an argument is invalid.
@@ -95,17 +95,18 @@ class RunReader:
     def read(self) -> RunView:
         """Read the files of the run, and return its present state.
 
-        A file that cannot be read is named in `notes`.
+        A file that cannot be read is named in the `notes` of the result.
         """
         self._unreadable = []
         self._attempt(self._logged.read, None)
-        found = self._attempt(self._costs.read, CostsFound())
+        costs_found = self._attempt(self._costs.read, CostsFound())
         beat = self._attempt(lambda: read_status(self._directory), None)
         status, age = (None, None) if beat is None else (beat.status, self._age.of(beat))
-        verdict = self._judge(status, age or 0.0, found.costs)
-        if found.costs is not None and found.costs.complete and verdict.state not in OVER:
-            found = CostsFound()  # of an earlier call of train
-        return self._view(status, age, verdict, found)
+        verdict = self._judge(status, age or 0.0, costs_found.costs)
+        if costs_found.costs is not None and costs_found.costs.complete and verdict.state not in OVER:
+            # costs are complete only at the end of a call of `train`, so these are of an earlier call
+            costs_found = CostsFound()
+        return self._view(status, age, verdict, costs_found)
 
     def _attempt(self, read: Callable[[], T], otherwise: T) -> T:
         try:
@@ -125,14 +126,11 @@ class RunReader:
         return judge(self._run, owner, status, age, recorded, self._hung_seconds)
 
     def _view(
-        self, status: RunStatus | None, age: float | None, verdict: Verdict, found: CostsFound
+        self, status: RunStatus | None, age: float | None, verdict: Verdict, costs_found: CostsFound
     ) -> RunView:
-        costs, outcome = found.costs, verdict.outcome
-        places = [
-            ".",
-            *(place for place in (status.checkpoints if status is not None else ()) if place != "."),
-        ]
-        checkpoints = self._checkpoints.read(places)
+        costs, outcome = costs_found.costs, verdict.outcome
+        named = status.checkpoints if status is not None else ()
+        checkpoints = self._checkpoints.read([".", *(path for path in named if path != ".")])
         return RunView(
             run=self._run,
             time=time.time(),
@@ -156,15 +154,15 @@ class RunReader:
             curves=self._logged.curves(),
             lines=self._logged.lines(),
             health=self._logged.health(),
-            costs_time=found.time,
+            costs_time=costs_found.time,
             phases=[] if costs is None else phase_views(costs),
             waits=[] if costs is None else costs.waits,
             handlers=[] if costs is None else handler_views(costs),
             queues=[] if costs is None else [*map(queue_view, costs.subscribers)],
-            advice=[*found.advice],
-            ranks=status.ranks if status is not None else None if costs is None else costs.world_size,
-            rank_times=[*found.rank_times],
-            slow_rank=found.slow_rank,
+            advice=[*costs_found.advice],
+            ranks=_ranks(status, costs),
+            rank_times=[*costs_found.rank_times],
+            slow_rank=costs_found.slow_rank,
             checkpoints=checkpoints.checkpoints,
             saving=checkpoints.saving,
             damaged=checkpoints.damaged,
@@ -186,6 +184,12 @@ class RunReader:
         return notes
 
 
+def _ranks(status: RunStatus | None, costs: RunCosts | None) -> int | None:
+    if status is not None:
+        return status.ranks
+    return None if costs is None else costs.world_size
+
+
 def _eta(status: RunStatus | None, verdict: Verdict) -> float | None:
     if status is None or status.max_iters is None or not status.speed:
         return None
@@ -195,11 +199,11 @@ def _eta(status: RunStatus | None, verdict: Verdict) -> float | None:
 
 
 def _refuse_other(run: Path) -> None:
-    """Refuse a path that is not a run's directory, with the files found there and the paths to try.
+    """Refuse a path that is not a run's directory, with an error that names its files and the paths to try.
 
     Raises:
-        ValueError: it is no directory, or has nothing of a run in it.
-        OSError: it cannot be read.
+        ValueError: the path is not a directory, or there is no file of a run in it.
+        OSError: the directory cannot be read.
     """
     is_directory = run.is_dir()
     names = sorted(os.listdir(run)) if is_directory else []
@@ -224,14 +228,14 @@ def _refuse_other(run: Path) -> None:
 
 
 def _is_run(run: Path, names: Sequence[str], *, has_runs: bool) -> bool:
-    """Return whether a directory has something of a run of its own.
+    """Return whether a directory is that of a run.
 
-    Beside runs a file of weights, or what is left of a dead owner, makes no run.
+    If directories of runs are in it, a single checkpoint file or the record of a dead owner does not suffice.
 
     Args:
         run: the directory.
-        names: the names in it.
-        has_runs: whether there are runs in it.
+        names: the names of its entries.
+        has_runs: whether directories of runs are in it.
     """
     if any(name in FILES for name in names):
         return True
@@ -241,5 +245,5 @@ def _is_run(run: Path, names: Sequence[str], *, has_runs: bool) -> bool:
             return True
     if MANIFEST in names:
         return False
-    found = scan(run)
-    return bool(found.manifests if has_runs else found.paths)
+    checkpoints = scan(run)
+    return bool(checkpoints.manifests if has_runs else checkpoints.paths)

@@ -1,4 +1,4 @@
-"""Follow the two logs of a run, `metrics.jsonl` and `events.evl`, from where the last read has ended."""
+"""Read the new part of the two logs of a run, `metrics.jsonl` and `events.evl`, at each read."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from eventloop.eventlog.reader import EventReader
 from eventloop.events import Event
 
 BLOCK = 1 << 20
-"""The number of bytes of rows read at once; the objects of a block are freed before the next one."""
+"""How many bytes of rows are read and decoded at a time, which bounds the memory for their objects."""
 TAIL = 1 << 24
-"""The number of bytes at the end of an event log that are read if only its last events matter."""
+"""How many bytes at the end of an event log are read if only its last events are needed."""
 
 Row = dict[str, Any]
 _decoder = msgspec.json.Decoder(Row)
 
 
 class _Followed:
-    """A file that grows, and is begun anew if it is replaced or gets shorter."""
+    """Know how far a growing file was read; from its begin again if it is replaced or gets shorter."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class _Followed:
         self._inode = 0
 
     def grown(self) -> bool:
-        """Return whether there is something to read, which may be all of a new file; False without a file."""
+        """Return whether the file exists and has unread bytes; set `position` to 0 if it is a new one."""
         try:
             stat = os.stat(self.path)
         except OSError:
@@ -44,7 +44,7 @@ class _Followed:
 
 
 class RowLog:
-    """The rows of a `metrics.jsonl`.
+    """Read the rows of a `metrics.jsonl` as they are added.
 
     Args:
         path: the file, which need not exist yet.
@@ -56,7 +56,7 @@ class RowLog:
         self._file, self._restart, self._receive = _Followed(path), restart, receive
 
     def read(self) -> None:
-        """Read the rows that are complete by now; lines of other programs and damaged ones are left out."""
+        """Read the rows that are complete by now, and skip lines that cannot be decoded."""
         before = self._file.position
         if not self._file.grown():
             return
@@ -65,7 +65,7 @@ class RowLog:
         with self._file.path.open("rb") as file:
             file.seek(self._file.position)
             while lines := file.readlines(BLOCK):
-                if not lines[-1].endswith(b"\n"):  # it is being written, or was cut short by a kill
+                if not lines[-1].endswith(b"\n"):  # the line is being written, or its writer was killed
                     lines.pop()
                 self._file.position += sum(map(len, lines))
                 for row in _decoded(lines):
@@ -73,13 +73,14 @@ class RowLog:
 
 
 class EventLog:
-    """The events of an event log.
+    """Read the events of an event log as they are added.
 
     Args:
         path: the file, which need not exist yet.
-        only: the names of the events.
+        only: the names of the events to be read.
         whole: whether to read all of the file, or only the last `TAIL` bytes of an existing one.
         receive: called with each event's record.
+        restart: called when the file was replaced, before its events are read.
     """
 
     def __init__(
@@ -98,8 +99,8 @@ class EventLog:
         """Read the events that are complete by now.
 
         Raises:
-            EventLogError: the file is not an event log, or of another version.
-            OSError: it cannot be read.
+            EventLogError: the file is not an event log, or has another version.
+            OSError: the file cannot be read.
         """
         before = self._file.position
         if not self._file.grown():
@@ -114,9 +115,10 @@ class EventLog:
         self._file.position = reader.position
 
     def _near_end(self) -> int:
-        """Return the offset of a frame near the end of the log.
+        """Return the offset of a frame near the end of the log, at most `TAIL` bytes from it.
 
-        An event may contain such a frame itself, which is harmless where only the last events are shown.
+        It may be the offset of bytes within an event that look like a frame. That does no harm where only the
+        last events are shown.
         """
         size = self._file.path.stat().st_size
         if size <= TAIL:

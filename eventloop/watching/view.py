@@ -1,7 +1,7 @@
-"""Define `RunView`, all that is shown of a run: the schema of `eventloop watch --json`.
+"""Define `RunView`, the state of a run that readers show: the schema of `eventloop watch --json`.
 
-Durations are in seconds, times are Unix times in seconds. None stands for unknown. In
-JSON, NaN and infinities are null.
+Durations are in seconds, times are Unix times in seconds. None stands for unknown. In JSON, NaN and
+infinities are null.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from eventloop.costs.records import WaitCost
 from eventloop.description.record import RunRecord
 
 VERSION = 1
-"""The version of the schema; fields may be added without a new one."""
+"""The version of the schema; added fields do not change it."""
 
 ViewState = Literal[
     "starting",
@@ -30,22 +30,22 @@ ViewState = Literal[
     "killed",
     "unknown",
 ]
-"""What a run does.
+"""The states of a run.
 
-"starting" lasts until the run's first sign of life, "ending" until everything is written. A run is "hung" if
-its process lives, and no iteration has ended for long, or no sign of life has come. It has "ended" for a
-`reason`. It was "killed" if its process is gone and has not recorded an end. It is "unknown" if neither an
-end nor a process is recorded.
+"starting" lasts until the run's first heartbeat, "ending" until all files are written. A run is "hung" if its
+process is alive, and no iteration has ended or no heartbeat was written for long. It has "ended" for a
+`reason`. It was "killed" if its process is gone and has recorded no end. It is "unknown" if neither an end
+nor a process is recorded.
 """
 OVER: frozenset[ViewState] = frozenset({"ended", "killed", "unknown"})
-"""The states of a run from which nothing more will come, unless it is started again."""
+"""The states in which a run writes nothing more, unless it is started again."""
 
 
 class CurveView(msgspec.Struct, frozen=True, kw_only=True):
-    """The course of one scalar, as a bounded number of points.
+    """Describe one scalar over the steps of a run, as a bounded number of points.
 
-    A point is one record, or the mean, least and greatest value of neighbouring records. It is NaN if none of
-    its values is finite.
+    A point has the value of one record, or the mean, least and greatest value of neighbouring records. Its
+    values are NaN if no record of the point is finite.
     """
 
     name: str
@@ -56,9 +56,9 @@ class CurveView(msgspec.Struct, frozen=True, kw_only=True):
     last: float
     """The value of the last record."""
     last_step: int
-    """Completed training iterations at the last record."""
+    """The number of completed training iterations at the last record."""
     steps: list[int]
-    """Completed training iterations at the last record of each point."""
+    """The number of completed training iterations at the last record of each point."""
     mean: list[float]
     low: list[float]
     """The least value of each point; `low` and `high` are empty if each point is one record."""
@@ -66,45 +66,48 @@ class CurveView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseView(msgspec.Struct, frozen=True, kw_only=True):
-    """One phase of an iteration, as a mean over the iterations that `costs.json` has."""
+    """Describe one phase of an iteration, as a mean over the iterations that `costs.json` covers."""
 
     name: str
-    """A phase in which the training thread works, such as "data" or "forward", or waits, as "checkpoint"."""
+    """The name, such as "data" or "forward", or "checkpoint" for a wait of the training thread."""
     seconds: float
-    """Seconds an iteration."""
+    """Seconds per iteration."""
     share: float
     """The share of the iterations' wall time, 0 to 1."""
 
 
 class HandlerView(msgspec.Struct, frozen=True, kw_only=True):
-    """One synchronous handler that was called in iterations, as `costs.json` has it."""
+    """Describe the cost of one synchronous handler that is called in iterations, from `costs.json`."""
 
     name: str
-    """The handler's name, with the phases whose time its own includes, such as "backward"."""
+    """The handler's name, followed by the phases, such as "backward", that its time includes."""
     event: str
     seconds: float
-    """Seconds an iteration."""
+    """Seconds per iteration."""
     share: float
     """The share of the iterations' wall time, 0 to 1."""
     p99: float | None
-    """The 99th percentile of its calls in seconds; None if none was clocked."""
+    """The 99th percentile of the times of its calls in seconds; None if no call was measured."""
     budget: float | None
-    """The limit of the p99 in seconds; None without one."""
+    """The limit for `p99` in seconds; None if the handler has none."""
     over_budget: bool
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
-    """The queue of one background subscriber, as `costs.json` has it. All counts are of events."""
+    """Describe the queue of one background subscriber, from `costs.json`. All counts are of events."""
 
     name: str
     event: str
-    """The names of its events, joined by ", ", or "*" for all."""
+    """The names of the events that it receives, joined by ", ", or "*" for all."""
     queued: int
-    """The backlog: events that wait."""
+    """How many events are in the queue."""
     capacity: int | None
-    """The largest backlog in memory; further events are spilled, dropped or waited for. None if unknown."""
+    """How many events the queue holds in memory; further ones are spilled or dropped, or the emit waits.
+
+    None if unknown.
+    """
     peak: int
-    """The largest backlog so far."""
+    """The largest number of events in the queue so far."""
     delivered: int
     dropped: int
     failed: int
@@ -113,11 +116,11 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
-    """One durable checkpoint, or a single file that can be read as one."""
+    """Describe one durable checkpoint, or a single file that can be read as a checkpoint."""
 
     name: str
     directory: str
-    """The directory that holds it; relative to the run's directory if it is inside, "." for that itself."""
+    """The directory that contains it: "." for the run's directory, relative to that one if it is inside."""
     iter: int | None
     """Completed training iterations; None for a single file."""
     epoch: int | None
@@ -126,11 +129,11 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     time: str
     """When it was saved, ISO 8601."""
     newest: bool
-    """Whether `resume("auto")` would take it."""
+    """Whether `resume("auto")` would resume from it."""
     best: list[str]
-    """The metrics for which it is the best one now."""
+    """The names of the metrics for which it is now the best checkpoint."""
     metrics: dict[str, float | str]
-    """The scores of the last validation before it; those that are not finite are strings, such as "nan"."""
+    """The metrics of the last validation before it; values that are not finite are strings, such as "nan"."""
     whole: bool
     """Whether its files have the sizes that its manifest records; their contents were not read."""
     abandoned: bool
@@ -138,51 +141,51 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a run that is worth a line."""
+    """Describe one notable event of a run by a sentence."""
 
     event: str
     """The event's name, such as "checkpoint_saved"."""
     iter: int | None
     """The index of the iteration; None if the event has none."""
     time: float | None
-    """When it was emitted; None if it was read from `metrics.jsonl`, which has no times."""
+    """The time at which it was emitted; None if it was read from `metrics.jsonl`, which has no times."""
     text: str
     """A sentence for people."""
     bad: bool
-    """Whether it reports ill health: a failure, a loss of events, a slow part, a loss that is not finite."""
+    """Whether it reports a problem, such as a failure, dropped events, a slow handler or a NaN loss."""
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is shown of one run, at one moment.
+    """Hold the state of one run at the time of a read.
 
         view = RunReader("runs/digits").read()
         print(view.state, view.iter, view.max_iters, view.latest.get("train/loss"))
 
-    `eventloop watch RUN --json` prints it, one line a change. Durations are in seconds, times are Unix times
-    in seconds; None stands for unknown.
+    `eventloop watch RUN --json` prints it as one line whenever it has changed. Durations are in seconds,
+    times are Unix times in seconds; None stands for unknown.
     """
 
     version: int = VERSION
     run: str
     """The run's directory, as it was given."""
     time: float
-    """When the directory was read, by the reader's clock."""
+    """The time of the read, by the reader's clock."""
     state: ViewState
     sentence: str
-    """The state as a sentence for people: since when, on which host, why, and what to do."""
+    """The state as a sentence for people, with the process, the reason, and what to do."""
 
     # --- the process ---
     host: str | None
-    """The machine on which the run is or was."""
+    """The name of the machine on which the run is or was."""
     pid: int | None
     begun: float | None
-    """When the present call of `train`, `val`, ... began."""
+    """The time at which the present call of `train`, `val` and so on began."""
     age: float | None
-    """Seconds since the last sign of life in `heartbeat.json`; None without that file."""
+    """Seconds since `heartbeat.json` was last written; None without that file."""
     still: float | None
     """Seconds since an iteration ended or the state changed."""
     reason: str | None
-    """Why the run has ended: "completed", "error", or the reason of a stop; None before."""
+    """Why the run has ended: "completed", "error", or the reason of a stop. None if it has not ended."""
     error: str | None
     signal: str | None
     """The name of the signal that ended the run, such as "SIGTERM"."""
@@ -195,9 +198,9 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """Completed epochs."""
     max_epochs: int | None
     speed: float | None
-    """Training iterations a second over the last seconds, without evaluations."""
+    """Training iterations per second over the last seconds, without the time of evaluations."""
     eta: float | None
-    """Seconds of the iterations that are left at this speed, without evaluations."""
+    """Seconds that the remaining iterations take at this speed, without the time of evaluations."""
 
     # --- what was logged ---
     latest: dict[str, float]
@@ -205,21 +208,21 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     curves: list[CurveView]
     """The chosen curves, in the order of their first records."""
     lines: list[Notice]
-    """The last events that are worth a line, oldest first."""
+    """The last notable events, oldest first."""
     health: list[Notice]
-    """The last events that report ill health, oldest first."""
+    """The last events that report a problem, oldest first."""
 
     # --- costs.json, which a run writes after 2, 6, 14 s, then each 30 s, and at its end ---
     costs_time: float | None
-    """When the run last wrote `costs.json`, by the clock of its disk; None if it has written none."""
+    """The time at which the run last wrote `costs.json`, by the clock of its disk; None without that file."""
     phases: list[PhaseView]
     waits: list[WaitCost]
-    """The waits of the training thread, the longest sum first."""
+    """The waits of the training thread, those with the longest total time first."""
     handlers: list[HandlerView]
-    """The most expensive handlers of an iteration, the most expensive first."""
+    """The most expensive handlers that are called in iterations, the most expensive first."""
     queues: list[QueueView]
     advice: list[str]
-    """At most three sentences: which parts take the time, and the remedies."""
+    """At most three sentences on the parts that take the time, with remedies."""
     ranks: int | None
     """The number of processes that train together."""
     rank_times: list[RankTimes]
@@ -229,19 +232,19 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
 
     # --- checkpoints ---
     checkpoints: list[CheckpointView]
-    """The durable checkpoints, oldest first; the last one is durable and the newest."""
+    """The durable checkpoints, oldest first."""
     saving: list[str]
-    """The names of temporary paths of saves that are under way, so not durable yet."""
+    """The names of the temporary paths of saves under way."""
     damaged: list[str]
     """A sentence for each checkpoint that is damaged."""
 
     record: RunRecord | None
-    """What the run was begun with, by its `run.json`: options, model, machine, versions and commit."""
+    """The contents of `run.json`: options, model, machine, versions and commit. None without that file."""
 
     notes: list[str]
-    """Sentences on what is not shown, and why."""
+    """Sentences on parts that are missing here, with the reasons."""
 
     @property
     def over(self) -> bool:
-        """Return whether nothing more will come from this run, unless it is started again."""
+        """True if the run writes nothing more, unless it is started again."""
         return self.state in OVER

@@ -28,7 +28,7 @@ require("ignite", "pytorch-ignite", "0.4.13", extra="ignite")
 from ignite.engine import Engine, Events  # after the check, which names the extra
 
 from eventloop.bridges.ignite.commands import steer
-from eventloop.bridges.ignite.evaluations import MODES, EvaluatorHandlers, apart, outputs_of
+from eventloop.bridges.ignite.evaluations import MODES, EvaluatorHandlers, outputs_of, without_collisions
 from eventloop.bridges.ignite.handler_costs import measuring
 
 NEVER = {
@@ -37,7 +37,7 @@ NEVER = {
     "before_save_checkpoint": "ignite's Checkpoint handler saves by itself: attach a handler to it",
     "after_load_checkpoint": "ignite's Checkpoint.load_objects loads by itself",
 }
-"""The events that no ignite engine can emit, with the reasons."""
+"""The events that no ignite engine can emit, each with the reason."""
 _ATTACHED = "_eventloop_bridge"
 
 
@@ -73,9 +73,9 @@ def attach(
         optimizer: the engine's optimizer, or several by name. Learning rates are logged, and steps emit
             `before_optimizer_step` and `after_optimizer_step`.
         evaluators: engines by mode. Runs of "val" and "test" emit the events of validations and tests; the
-            metrics of other names are logged under that name.
+            metrics of an engine of another name are logged under that name.
         hooks, writers, work_dir: as for `Trainer`.
-        measure: give each handler of the engines a row in the costs.
+        measure: measure the time of each handler of the engines, for a row of its own in the costs.
 
     Raises:
         TypeError, ValueError: an argument is invalid, the engine has a bridge already, or a hook does a part
@@ -111,12 +111,13 @@ def bridge_to(
     measure: bool = True,
     hidden: bool = False,
 ) -> Bridge:
-    """Attach a bridge to an engine, and return the bridge. Other arguments are those of `attach`.
+    """Attach a bridge to an engine, and return the bridge.
 
     Args:
         evaluates: whether evaluators will be added later.
-        hidden: emit each event after all handlers of the engine, and have no handlers there. The caller then
-            wraps the engine's `run` by `riding`.
+        hidden: emit each event after all handlers of the engine, without adding handlers to the engine. The
+            caller must then replace the engine's `run` by `Bridge.wrap_run(engine.run)`.
+        bus, model, optimizer, hooks, writers, work_dir, measure: as in `attach`.
 
     Raises:
         TypeError, ValueError: as in `attach`.
@@ -146,12 +147,12 @@ def bridge_to(
 def _check_engines(engine: object, evaluators: object) -> None:
     if evaluators is not None and not isinstance(evaluators, Mapping):
         raise TypeError(f'evaluators must be engines by mode, as {{"val": evaluator}}, got {evaluators!r}')
-    others = {f"evaluators[{mode!r}]": each for mode, each in (evaluators or {}).items()}
-    for name, each in {"engine": engine, **others}.items():
-        if not isinstance(each, Engine):
-            raise TypeError(f"{name} must be an ignite.engine.Engine, got {each!r}")
-    for name, each in others.items():
-        if each is engine:
+    named_evaluators = {f"evaluators[{mode!r}]": evaluator for mode, evaluator in (evaluators or {}).items()}
+    for name, candidate in {"engine": engine, **named_evaluators}.items():
+        if not isinstance(candidate, Engine):
+            raise TypeError(f"{name} must be an ignite.engine.Engine, got {candidate!r}")
+    for name, evaluator in named_evaluators.items():
+        if evaluator is engine:
             raise ValueError(f"{name} must be an engine that evaluates, got the engine that trains")
 
 
@@ -180,10 +181,11 @@ _EVALUATIONS = tuple(
 
 
 class Bridge:
-    """The bridge's handlers on one engine, which emit the events of our trainer.
+    """Emit the events of our trainer at the events of one ignite engine.
 
-    The engine has the bridge, and the bridge only a weak reference to the engine. A hidden bridge so makes no
-    cycle, and the engine is freed with its last reference; else `engine.run` makes one.
+    The engine refers to the bridge, and the bridge to the engine only weakly. So a hidden bridge makes no
+    reference cycle, and the engine is freed with the last reference to it. A bridge that is not hidden makes
+    a cycle, because it replaces `engine.run`.
 
     Args:
         engine: the engine that trains.
@@ -205,10 +207,10 @@ class Bridge:
         self._engine, self._model, self._optimizer = ref(engine), model, optimizer
         self._evaluators: list[tuple[str, ref[Engine]]] = []
         attachment.steer = partial(steer, evaluators=self._evaluators)
-        # the handlers of STARTED are measured before there is a trainer
-        self._at_start = ForeignCalls(lambda phase, seconds: None)
+        # costs of the handlers of STARTED, which run before our trainer exists
+        self._costs_at_start = ForeignCalls(lambda phase, seconds: None)
         self._names = RowNames()
-        self._failure: BaseException | None = None  # of the begin of our run
+        self._begin_error: BaseException | None = None  # raised while our trainer's run began
         self._called = False  # whether `engine.run` is under way
         self._hidden = hidden
         self._handlers: dict[Any, Callable[[Engine], None]] = {
@@ -220,21 +222,17 @@ class Bridge:
         if not hidden:
             for event, handler in self._handlers.items():
                 engine.add_event_handler(event, handler)
-            engine.run = self.riding(engine.run)  # no event has every end of a run
+            engine.run = self.wrap_run(engine.run)  # ignite has no event that is fired at every end of a run
 
     @property
     def _trainer(self) -> HostedTrainer:
         return self.attachment.trainer  # type: ignore[return-value]  # it exists once a run has begun
 
-    def riding(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `engine.run` to begin our run and to end it, even after errors that emit no ignite event.
-
-        Args:
-            run: the bound method.
-        """
+    def wrap_run(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the bound method `engine.run` to begin and end our trainer's run, also after any error."""
 
         @wraps(run)
-        def riding(*args: Any, **kwargs: Any) -> Any:
+        def run_with_bridge(*args: Any, **kwargs: Any) -> Any:
             engine = cast(Engine, self._engine())
             if self._called:
                 self._exit_run(engine)
@@ -243,20 +241,22 @@ class Bridge:
                 self._during.callback(self._reset)
                 if self.attachment.measure:
                     events = [Events.STARTED]
-                    self._during.enter_context(measuring(engine, self._at_start, self._names, events=events))
-                self._during.enter_context(self._listening(engine))
+                    self._during.enter_context(
+                        measuring(engine, self._costs_at_start, self._names, events=events)
+                    )
+                self._during.enter_context(self._handle_events(engine))
                 try:
                     state = run(*args, **kwargs)
-                    if self._failure is not None:  # a handler of EXCEPTION_RAISED, or a profiler, took it
-                        raise self._failure
+                    if self._begin_error is not None:  # an EXCEPTION_RAISED handler or a profiler caught it
+                        raise self._begin_error
                 except BaseException as error:
-                    self._failure = None
+                    self._begin_error = None
                     self.attachment.end_run(error)
                     raise
                 self._end(engine)
             return state
 
-        return riding
+        return run_with_bridge
 
     def _end(self, engine: Engine) -> None:
         if self._in_run() and self._trainer.stop_reason is None:
@@ -264,7 +264,7 @@ class Bridge:
         self.attachment.end_run()
 
     def _exit_run(self, engine: Engine) -> None:
-        """End the run in which a handler runs the engine again."""
+        """End the run under way, because a handler calls `engine.run` again within it."""
         self._during.close()
         if engine.last_event_name == Events.COMPLETED:
             self._end(engine)
@@ -272,29 +272,32 @@ class Bridge:
             self.attachment.end_unfinished_run()
 
     @contextmanager
-    def _listening(self, engine: Engine) -> Iterator[None]:
-        """Begin our run at `STARTED`; if hidden, listen to all events, behind the handlers of the engine."""
+    def _handle_events(self, engine: Engine) -> Iterator[None]:
+        """Until the block ends, begin our trainer's run at `STARTED`.
+
+        A hidden bridge handles all events here, each after the engine's own handlers of the event.
+        """
         if not self._hidden:
             with engine.add_event_handler(Events.STARTED, self._begin_run):
                 yield
             return
-        handlers, fire = {Events.STARTED: self._begin_run, **self._handlers}, engine._fire_event
+        handlers, fire_event = {Events.STARTED: self._begin_run, **self._handlers}, engine._fire_event
 
-        @wraps(fire)
-        def firing(event_name: Any, *args: Any, **kwargs: Any) -> None:
-            fire(event_name, *args, **kwargs)
+        @wraps(fire_event)
+        def fire_and_handle(event_name: Any, *args: Any, **kwargs: Any) -> None:
+            fire_event(event_name, *args, **kwargs)
             if (handler := handlers.get(event_name)) is not None:
                 handler(engine)
 
         methods = ReplacedMethods()
-        methods.replace(engine, "_fire_event", lambda _: firing)
+        methods.replace(engine, "_fire_event", lambda _: fire_and_handle)
         try:
             yield
         finally:
             methods.restore()
 
     def _reset(self) -> None:
-        self._called, self._names = False, RowNames()  # names keep the handlers alive
+        self._called, self._names = False, RowNames()  # the old RowNames would keep the handlers alive
 
     def _in_run(self) -> bool:
         """Return whether a run of the bridge's trainer is under way."""
@@ -304,10 +307,11 @@ class Bridge:
         try:
             self._begin(engine, iteration, epoch)
         except BaseException as error:
-            self._failure = error
+            self._begin_error = error
             raise
 
     def _begin(self, engine: Engine, iteration: int | None, epoch: int | None) -> None:
+        """Begin our trainer's run at completed iterations and epochs; None takes them from the engine."""
         state = engine.state
         trainer = self.attachment.begin_run(
             self._model,
@@ -323,33 +327,35 @@ class Bridge:
             self._during.enter_context(announced_steps(trainer))
         if self.attachment.measure:
             calls = trainer.foreign_calls
-            calls.include(self._at_start)
-            others = [event for event in engine._event_handlers if event is not Events.STARTED]
-            measured = measuring(engine, calls, self._names, trains=True, events=others)
+            calls.include(self._costs_at_start)
+            later_events = [event for event in engine._event_handlers if event is not Events.STARTED]
+            measured = measuring(engine, calls, self._names, trains=True, events=later_events)
             self._during.enter_context(measured)
-            for evaluator in filter(None, [each() for _, each in self._evaluators]):
-                self._during.enter_context(measuring(evaluator, calls, self._names))
+            for _, reference in self._evaluators:
+                if (evaluator := reference()) is not None:
+                    self._during.enter_context(measuring(evaluator, calls, self._names))
 
-    def _within(self, engine: Engine, iteration: int) -> bool:
-        """Return whether the engine runs, and begin our run if an interrupted one goes on without `STARTED`.
+    def _ensure_run(self, engine: Engine, iteration: int) -> bool:
+        """Ensure that our trainer's run has begun; return False outside of `engine.run`.
 
-        A program may also fire an engine's events outside of its runs.
+        ignite continues an interrupted run without firing `STARTED`, so the run is begun here. A program may
+        fire the engine's events itself, outside of `engine.run`, and then there is no run.
         """
         if self._called and not self._in_run():
             self._begin_run(engine, iteration, max(engine.state.epoch - 1, 0))
         return self._in_run()
 
     def _begin_epoch(self, engine: Engine) -> None:
-        if self._within(engine, engine.state.iteration):
+        if self._ensure_run(engine, engine.state.iteration):
             self._trainer.begin_epoch(engine.state.epoch_length)
 
     def _begin_iter(self, engine: Engine) -> None:
-        done = max(engine.state.iteration - 1, 0)
-        if self._within(engine, done):
+        completed = max(engine.state.iteration - 1, 0)
+        if self._ensure_run(engine, completed):
             trainer, state = self._trainer, engine.state
             if trainer.passing is None:
                 trainer.resume_epoch(state.epoch_length)
-            trainer.follow(iter=done)
+            trainer.follow(iter=completed)
             trainer.begin_iter(state.batch)
 
     def _end_iter(self, engine: Engine) -> None:
@@ -360,13 +366,13 @@ class Bridge:
         if not self._in_run():
             return
         trainer = self._trainer
-        trainer.log(apart(numbers_of(engine.state.metrics), trainer, "epoch"))
+        trainer.log(without_collisions(numbers_of(engine.state.metrics), trainer, "epoch"))
         trainer.end_epoch()
-        if trainer.stops.edge():  # all ranks are here
+        if trainer.stops.edge():  # a collective: every rank gets here at the end of an epoch
             engine.terminate()
 
     def add_evaluator(self, mode: str, evaluator: Engine) -> None:
-        """Emit the events of an evaluator's runs for "val" and "test"; log its metrics for other modes."""
+        """Emit events for the runs of an evaluator ("val" or "test"), or log its metrics (other modes)."""
         self._evaluators.append((mode, ref(evaluator)))
         EvaluatorHandlers(evaluator, mode, cast(Engine, self._engine()), self.attachment)
         if self.attachment.measure and self._in_run():
@@ -374,12 +380,12 @@ class Bridge:
 
 
 def _reason(engine: Engine) -> str | None:
-    """Return why the engine's run ended before its last iteration; None if it did not."""
+    """Return the call that ended the engine's run early, such as "engine.terminate()", or None."""
     if engine.last_event_name == Events.INTERRUPT:
         return "engine.interrupt()"
-    last = getattr(engine.state, "max_iters", None)
-    if last is not None and engine.state.iteration >= last:
-        return None  # ignite terminates this run itself
+    max_iters = getattr(engine.state, "max_iters", None)
+    if max_iters is not None and engine.state.iteration >= max_iters:
+        return None  # ignite itself calls terminate() at max_iters
     return "engine.terminate()" if engine.should_terminate else None
 
 

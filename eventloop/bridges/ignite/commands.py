@@ -1,4 +1,4 @@
-"""Apply commands in an ignite engine, by the handlers and evaluators that the program has attached."""
+"""Apply commands such as `checkpoint` by the handlers and evaluators of an ignite engine."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from eventloop.steering.protocols import CommandError, Saving, savers
 
 
 def checkpoint(trainer: HostedTrainer) -> dict[str, str] | Saving:
-    """Save what ignite's Checkpoint handler saves, in the run's directory, for Checkpoint.load_objects."""
-    attached = [each for each in _handlers(trainer.native) if isinstance(each, Checkpoint)]
-    if not attached:
+    """Save the objects of the engine's Checkpoint handler in the run's directory; answer with the path.
+
+    `Checkpoint.load_objects` loads the file. Without such a handler, a CheckpointHook of the run saves.
+    """
+    checkpoint_handlers = [fn for fn in _handlers(trainer.native) if isinstance(fn, Checkpoint)]
+    if not checkpoint_handlers:
         if savers(trainer.hooks):
             return builtin.checkpoint(trainer)
         raise CommandError("the engine has no Checkpoint handler of ignite, and the run no CheckpointHook")
-    handler = max(attached, key=lambda each: len(each.to_save))
+    handler = max(checkpoint_handlers, key=lambda candidate: len(candidate.to_save))
     folder, name = trainer.work_dir.absolute(), f"iter_{trainer.iter}.pt"
-    saver = Checkpoint(  # another one, so that the handler keeps as many files of its own as before
+    saver = Checkpoint(  # a separate one: this file does not count in the handler's own `n_saved`
         handler.to_save,
         DiskSaver(str(folder), create_dir=False, require_empty=False),
         filename_pattern=name,
@@ -38,10 +41,10 @@ def checkpoint(trainer: HostedTrainer) -> dict[str, str] | Saving:
 
 def validate_again(trainer: HostedTrainer, evaluators: Iterable[tuple[str, ref[Engine]]]) -> dict[str, float]:
     """Run the evaluator of "val" again over the data of its last run, and answer with the metrics."""
-    known = [each for mode, kept in evaluators if mode == "val" and (each := kept()) is not None]
-    if not known:
+    references = [reference for mode, reference in evaluators if mode == "val"]
+    evaluator = next((engine for reference in references if (engine := reference()) is not None), None)
+    if evaluator is None:
         raise CommandError('the bridge knows no evaluator: give attach(engine, evaluators={"val": ...}) one')
-    evaluator = known[0]
     loader, length = evaluator.state.dataloader, evaluator.state.epoch_length
     if loader is None:
         raise CommandError("the evaluator of 'val' has not run yet, so its data are not known")
@@ -49,7 +52,7 @@ def validate_again(trainer: HostedTrainer, evaluators: Iterable[tuple[str, ref[E
 
 
 def steer(trainer: HostedTrainer, evaluators: Iterable[tuple[str, ref[Engine]]]) -> None:
-    """Give a trainer the checkpoints, validations and schedulers that are attached to the engine."""
+    """Make a trainer's commands `checkpoint`, `validate` and `set` use the handlers of its ignite engine."""
 
     def validate(trainer: HostedTrainer) -> dict[str, float]:
         """Run the evaluator of "val" again over the data of its last run, and answer with the metrics."""
@@ -62,31 +65,37 @@ def steer(trainer: HostedTrainer, evaluators: Iterable[tuple[str, ref[Engine]]])
 
 
 def _schedulers(trainer: HostedTrainer) -> Iterator[BaseParamScheduler]:
-    for each in _handlers(trainer.native):
-        if isinstance(each, ParamGroupScheduler):
-            yield from each.schedulers
-        elif isinstance(each, BaseParamScheduler):
-            yield each
+    for handler in _handlers(trainer.native):
+        if isinstance(handler, ParamGroupScheduler):
+            yield from handler.schedulers
+        elif isinstance(handler, BaseParamScheduler):
+            yield handler
 
 
 def _follow(trainer: HostedTrainer, schedules: HostSchedules) -> None:
-    """Replace the schedulers among the engine's handlers until the run ends."""
+    """Wrap the schedulers among the engine's handlers by `schedules.around` until the run ends."""
     table: dict[Any, list[Any]] = trainer.native._event_handlers
-    former: dict[int, Any] = {}
+    original_entries: dict[int, Any] = {}
     for entries in table.values():
         for index, entry in enumerate(entries):
             handler = _inner(entry[0])
             if isinstance(handler, BaseParamScheduler | ParamGroupScheduler):
                 call = schedules.around(entry[0])
-                call.__dict__["_parent"] = partial(_itself, handler)  # ignite finds a handler to remove by it
-                former[id(call)] = entry
+                # `remove_event_handler` of ignite compares `_parent()` with the handler to be removed
+                call.__dict__["_parent"] = partial(_itself, handler)
+                original_entries[id(call)] = entry
                 entries[index] = (call, *entry[1:])
-    trainer.during_run.callback(_restore, table, former)
+    trainer.during_run.callback(_restore, table, original_entries)
 
 
-def _restore(table: dict[Any, list[Any]], former: dict[int, Any]) -> None:
-    for entries in table.values():  # handlers that were removed meanwhile stay removed
-        entries[:] = [former.get(id(entry[0]), entry) for entry in entries]
+def _restore(table: dict[Any, list[Any]], original_entries: dict[int, Any]) -> None:
+    """Put back the entries of an engine's table of handlers that `_follow` has replaced.
+
+    Args:
+        original_entries: the former entries, by the id of the function that has replaced the handler.
+    """
+    for entries in table.values():  # a handler that was removed during the run stays removed
+        entries[:] = [original_entries.get(id(entry[0]), entry) for entry in entries]
 
 
 def _handlers(engine: Engine) -> Iterator[Any]:
@@ -97,7 +106,7 @@ def _handlers(engine: Engine) -> Iterator[Any]:
 
 
 def _inner(fn: Any) -> Any:
-    """Return a handler without the wrappers of filters and measurements."""
+    """Return the handler that a wrapper calls; wrappers are those of event filters and measurements."""
     parent = getattr(fn, "__dict__", {}).get("_parent")
     return parent() if callable(parent) else fn
 

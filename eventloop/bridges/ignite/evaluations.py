@@ -22,15 +22,15 @@ MODES: tuple[Evaluate, ...] = ("val", "test")
 TRAIN_DATA = "train_data"
 """The mode of metrics of a "val" or "test" evaluator that runs over the data of the training."""
 _WHOLE = frozenset({SequentialSampler, RandomSampler, DistributedSampler})
-"""Samplers that give all samples of a data set, over all ranks."""
+"""Samplers that yield every sample of a data set, all ranks taken together."""
 
 
 class EvaluatorHandlers:
-    """The bridge's handlers on an evaluator.
+    """Emit the events of an evaluator's runs, or log their metrics.
 
-    A run over the data that the engine trains on is no validation: its metrics are logged under the mode
-    "train_data". Of several runs at one step only the first is, and the metrics of the others are logged
-    under "val_2" and so on, so that each mode, name and step has one value.
+    Only the first run at a step, over other data than the training's, has the events of a validation. A run
+    over the data of the training only logs its metrics, under the mode "train_data". Further runs at the same
+    step log them under "val_2" and so on, so that each mode, name and step has one value.
 
     Args:
         evaluator: the engine that evaluates.
@@ -41,10 +41,10 @@ class EvaluatorHandlers:
 
     def __init__(self, evaluator: Engine, mode: str, engine: Engine, attachment: Attachment) -> None:
         self._mode, self._engine, self._attachment = mode, ref(engine), attachment
-        self._at: tuple[object, int] | None = None  # the engine's run, by its state, and the step
-        self._runs = 0  # runs over other data than the training's at this step
-        self._logs_as = ""  # the mode of the evaluator's present run; "" between runs
-        self._named: set[str] = set()
+        self._last_run: tuple[object, int] | None = None  # the engine's state object and the step
+        self._runs_at_step = 0  # over other data than the training's
+        self._mode_of_present_run = ""  # "" between runs
+        self._warned_modes: set[str] = set()
         evaluator.add_event_handler(Events.STARTED, self._begin)
         evaluator.add_event_handler(Events.ITERATION_STARTED, self._begin_iter)
         evaluator.add_event_handler(Events.ITERATION_COMPLETED, self._end_iter)
@@ -52,36 +52,39 @@ class EvaluatorHandlers:
 
     @property
     def _trainer(self) -> HostedTrainer | None:
-        """The trainer of the bridge while its engine runs; evaluators may also run before or after that."""
+        """The bridge's trainer; None if the evaluator runs before or after the run of the training engine."""
         trainer = self._attachment.trainer
         return trainer if trainer is not None and trainer.running else None
 
     def _begin(self, evaluator: Engine) -> None:
-        self._logs_as = ""
+        self._mode_of_present_run = ""
         if (trainer := self._trainer) is None:
             return
-        self._logs_as = self._mode_of_run(evaluator, trainer)
-        if self._logs_as in MODES:
-            trainer.begin_val("val" if self._logs_as == "val" else "test")
+        self._mode_of_present_run = self._mode_of_run(evaluator, trainer)
+        if self._mode_of_present_run in MODES:
+            trainer.begin_val("val" if self._mode_of_present_run == "val" else "test")
 
     def _mode_of_run(self, evaluator: Engine, trainer: HostedTrainer) -> str:
+        """Return the mode under which the metrics of the run that begins are logged; see the class."""
         engine = self._engine()
         if self._mode in MODES and engine is not None and _same_data(evaluator, engine):
             self._warn_once(TRAIN_DATA, "over the data of the training")
             return TRAIN_DATA
         step = trainer.iter + (trainer.within == "iter")
-        run = engine.state if engine is not None else None
-        again = self._at is not None and self._at[0] is run and self._at[1] == step
-        self._runs = self._runs + 1 if again else 1
-        self._at = run, step
-        if self._runs == 1:
+        state = engine.state if engine is not None else None  # ignite makes another one for each run
+        same_step = self._last_run is not None and self._last_run[0] is state and self._last_run[1] == step
+        self._runs_at_step = self._runs_at_step + 1 if same_step else 1
+        self._last_run = state, step
+        if self._runs_at_step == 1:
             return self._mode
-        self._warn_once(mode := f"{self._mode}_{self._runs}", f"{self._runs} times at step {step}")
+        self._warn_once(
+            mode := f"{self._mode}_{self._runs_at_step}", f"{self._runs_at_step} times at step {step}"
+        )
         return mode
 
     def _warn_once(self, mode: str, what: str) -> None:
-        if mode not in self._named:
-            self._named.add(mode)
+        if mode not in self._warned_modes:
+            self._warned_modes.add(mode)
             logger.warning(
                 "the evaluator of %r ran %s: these metrics are logged under the mode %r, without the events "
                 "of a validation; attach(evaluators={...}) with one evaluator for each data set names them",
@@ -91,12 +94,15 @@ class EvaluatorHandlers:
             )
 
     def _validates(self, evaluator: Engine) -> HostedTrainer | None:
-        """Return the trainer in a validation or test; an interrupted one goes on without `STARTED`."""
+        """Return the trainer if this run has the events of a validation or test, else None.
+
+        Begin the run first if needed: ignite continues an interrupted run without `STARTED`.
+        """
         if (trainer := self._trainer) is None:
             return None
-        if not self._logs_as or (self._logs_as in MODES and trainer.mode == "train"):
+        if not self._mode_of_present_run or (self._mode_of_present_run in MODES and trainer.mode == "train"):
             self._begin(evaluator)
-        return trainer if self._logs_as in MODES else None
+        return trainer if self._mode_of_present_run in MODES else None
 
     def _begin_iter(self, evaluator: Engine) -> None:
         if (trainer := self._validates(evaluator)) is not None:
@@ -107,38 +113,40 @@ class EvaluatorHandlers:
             trainer.end_val_iter(outputs_of(evaluator.state.output), _batch_idx(evaluator))
 
     def _end(self, evaluator: Engine) -> None:
-        mode, self._logs_as = self._logs_as, ""
+        mode, self._mode_of_present_run = self._mode_of_present_run, ""
         if not mode or (trainer := self._trainer) is None:
             return
         if mode not in MODES:
             numbers = numbers_of(evaluator.state.metrics)
-            trainer.log(apart(numbers, trainer, "evaluated") if mode == "train" else numbers, mode=mode)
+            trainer.log(
+                without_collisions(numbers, trainer, "evaluated") if mode == "train" else numbers, mode=mode
+            )
         elif trainer.mode == mode:
             trainer.end_val(read_numbers(evaluator.state.metrics))
             if trainer.stopping and (engine := self._engine()) is not None:
-                engine.terminate()  # several ranks agree later: not all of them need evaluate
+                engine.terminate()  # several ranks agree at a later iteration, as only some may evaluate
 
 
 def outputs_of(output: Any) -> Any:
-    """Return what an ignite engine's step returned, as a mapping: a single number is its "loss".
+    """Return an ignite engine's output as a mapping: a single number becomes `{"loss": number}`.
 
-    None if it is neither a mapping nor a single number.
+    Return None if the output is neither a mapping nor a single number.
     """
     if isinstance(output, Mapping):
         return output
     return {"loss": output} if is_single(output) else None
 
 
-def apart(numbers: Mapping[str, Any], trainer: HostedTrainer, prefix: str) -> dict[str, Any]:
-    """Return numbers for the training's log, with a prefix for names that outputs of the steps have."""
-    taken = trainer.outputs if isinstance(trainer.outputs, Mapping) else ()
-    return {f"{prefix}/{name}" if name in taken else name: value for name, value in numbers.items()}
+def without_collisions(numbers: Mapping[str, Any], trainer: HostedTrainer, prefix: str) -> dict[str, Any]:
+    """Return numbers with `prefix/` before each name that is also an output of the training steps."""
+    output_names = trainer.outputs if isinstance(trainer.outputs, Mapping) else ()
+    return {f"{prefix}/{name}" if name in output_names else name: value for name, value in numbers.items()}
 
 
 def _same_data(evaluator: Engine, engine: Engine) -> bool:
-    """Return whether two engines read the same loader, or two loaders that give all samples of one data set.
+    """Return whether two engines read the same loader, or loaders that yield all samples of one data set.
 
-    Loaders with samplers of the program's own may give two parts of one data set, such as a random split.
+    With samplers of the program's own, two loaders may yield different parts of one data set: return False.
     """
     first, second = evaluator.state.dataloader, engine.state.dataloader
     if first is None or second is None:
@@ -147,14 +155,14 @@ def _same_data(evaluator: Engine, engine: Engine) -> bool:
         return True
     if getattr(first, "dataset", first) is not getattr(second, "dataset", second):
         return False
-    return _gives_all(first) and _gives_all(second)
+    return _yields_all_samples(first) and _yields_all_samples(second)
 
 
-def _gives_all(loader: object) -> bool:
-    batches = getattr(loader, "batch_sampler", None)
-    if batches is None:
+def _yields_all_samples(loader: object) -> bool:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    if batch_sampler is None:
         return type(getattr(loader, "sampler", None)) in _WHOLE
-    return type(batches) is BatchSampler and type(batches.sampler) in _WHOLE
+    return type(batch_sampler) is BatchSampler and type(batch_sampler.sampler) in _WHOLE
 
 
 def _batch_idx(evaluator: Engine) -> int:

@@ -5,7 +5,7 @@
     engine.add_event_handler(Events.ITERATION_COMPLETED(every=100), show)
     Trainer(..., hooks=[Foreign(engine)])
 
-This trainer sets the engine's counters and calls its handlers.
+Our trainer sets the engine's counters and calls its handlers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRAINING = {
     Events.COMPLETED: "after_train",
     Events.EXCEPTION_RAISED: "after_train",
 }
-"""The event of this trainer at which the handlers of an ignite event run, in the order of ignite."""
+"""Each ignite event, in ignite's order, with the event of our trainer at which its handlers run."""
 EVALUATION = {
     Events.STARTED: "before_{}",
     Events.EPOCH_STARTED: "before_{}_epoch",
@@ -45,8 +45,8 @@ EVALUATION = {
     Events.EPOCH_COMPLETED: "after_{}_epoch",
     Events.COMPLETED: "after_{}",
 }
-"""The same mapping for an engine that evaluates; `{}` stands for the mode, "val" or "test"."""
-_LATE = "attaches its handlers when an engine runs"  # which the engine never does here
+"""The events of our trainer at which an evaluator's handlers run; `{}` is the mode, "val" or "test"."""
+_LATE = "attaches its handlers when an engine runs"  # here the engine never runs
 REFUSED = {
     "BasicTimeProfiler": f"{_LATE}: `eventloop report` has the times of the phases",
     "HandlersTimeProfiler": f"{_LATE}: `eventloop report` has the time of each handler",
@@ -56,8 +56,8 @@ REFUSED = {
     "BatchSizeScheduler": "changes the batches of an epoch that keeps its number of iterations, and an epoch "
     "of this trainer ends with its loader: give the loader a batch_sampler of your own",
 }
-"""The handlers of ignite that would have no effect in our trainer or another one, with the substitutes."""
-UNHEARD = {"should_terminate_single_epoch": "terminate_epoch()", "should_interrupt": "interrupt()"}
+"""The handlers of ignite that would have no or a wrong effect here; the text is the rest of the error."""
+IGNORED_FLAGS = {"should_terminate_single_epoch": "terminate_epoch()", "should_interrupt": "interrupt()"}
 """The flags of an engine that have no effect in our trainer, with the methods that set them."""
 _END = (Events.TERMINATE, Events.COMPLETED, Events.EXCEPTION_RAISED)
 _MODE = "_eventloop_mode"
@@ -83,11 +83,11 @@ def evaluates(engine: Engine, mode: str = "val") -> Engine:
 
 
 def check(callback: Any) -> None:
-    """Refuse an object that is not an engine, and handlers of events that this trainer never has.
+    """Refuse an object that is not an engine, an engine with a bridge, and handlers that cannot work here.
 
     Raises:
-        TypeError: it is not an engine.
-        ValueError: a handler would never be called.
+        TypeError: the object is not an engine.
+        ValueError: the engine has a bridge, or a handler that is in `REFUSED` or would never be called.
     """
     if not isinstance(callback, Engine):
         raise TypeError(
@@ -108,7 +108,7 @@ def check(callback: Any) -> None:
     if unknown := [
         event
         for event, handlers in callback._event_handlers.items()
-        if handlers and not _name(callback, event)
+        if handlers and not _our_event(callback, event)
     ]:
         raise ValueError(
             f"the engine has a handler of {unknown[0]}, which this trainer never has: its loader and its "
@@ -122,26 +122,26 @@ def stateful(callback: Any) -> bool:
 
 
 def build(trainer: Any, callbacks: Sequence[Any]) -> _Engines:
-    """Return the object that drives all ignite engines of a trainer."""
+    """Return the object that sets the counters and calls the handlers of all ignite engines of a trainer."""
     return _Engines(trainer, callbacks)
 
 
 class _Terminated(NamedTuple):
-    """The event at which a handler has called `terminate()` of an engine."""
+    """Record the event at which a handler called `terminate()` of an engine."""
 
     event: Any
-    ours: Any
+    trainer_event: Any
     skip_completed: bool
 
-    def still_calls(self, event: Any, ours: Any) -> bool:
-        """Return whether ignite calls the handlers of an event after the call of `terminate()`.
+    def still_calls(self, event: Any, trainer_event: Any) -> bool:
+        """Return whether ignite would still call the handlers of an event after `terminate()`.
 
-        It calls the other handlers of the same event, and those of the end. This trainer goes on to the end
-        of the iteration, and has events there that ignite does not have.
+        ignite calls the other handlers of the same event, and those of the end of the run. Our trainer
+        continues to the end of the iteration, and emits events on the way that ignite would not have.
         """
         if event == Events.COMPLETED and self.skip_completed:
             return False
-        return event in _END or (event == self.event and ours is self.ours)
+        return event in _END or (event == self.event and trainer_event is self.trainer_event)
 
 
 class _Engines:
@@ -159,7 +159,10 @@ class _Engines:
             )
 
     def own_calls(self) -> Iterable[ForeignCall]:
-        """Return the subscription that begins a run; the counters are set before each call of a handler."""
+        """Return one subscription, which forgets calls of `terminate()` when a run begins.
+
+        The counters need none: they are set before each call of a handler.
+        """
         return (ForeignCall("begin_run", ("before_run",), lambda *_: self._terminated.clear(), "HIGHEST"),)
 
     def calls(self, callback: Engine) -> Iterable[ForeignCall]:
@@ -169,64 +172,71 @@ class _Engines:
                 yield self._call(callback, event, entry)
 
     def _call(self, engine: Engine, event: Any, entry: tuple[Any, ...]) -> ForeignCall:
+        """Return the subscription that calls one handler of an engine, an entry of ignite's table."""
         fn, args, kwargs = entry
         parent = _parent(fn)
         evaluates = hasattr(engine, _MODE)
 
-        def call(trainer: Any, ours: Any) -> None:
-            if entry not in engine._event_handlers[event] or not self._happens(engine, event, ours):
+        def call(trainer: Any, trainer_event: Any) -> None:
+            if entry not in engine._event_handlers[event] or not self._happens(engine, event, trainer_event):
                 return  # the handler was removed, or ignite has no such event here
-            (_move_evaluator if evaluates else _move)(engine.state, trainer, ours)
+            set_state = _set_evaluator_state if evaluates else _set_state
+            set_state(engine.state, trainer, trainer_event)
             if event == Events.GET_BATCH_COMPLETED:
                 engine.state.iteration -= 1  # ignite counts the iteration after this event
             engine.last_event_name = event
-            extra = (RuntimeError(ours.reason),) if event == Events.EXCEPTION_RAISED else ()
-            first = (engine,) if args and isinstance(args[0], ref) else ()
-            fn(*first, *extra, *args[len(first) :], **kwargs)
-            self._apply_stop(trainer, handler_name(parent), event, ours)
+            error = (RuntimeError(trainer_event.reason),) if event == Events.EXCEPTION_RAISED else ()
+            # for a handler that takes the engine, ignite stores a weak reference to it as the first argument
+            engine_argument = (engine,) if args and isinstance(args[0], ref) else ()
+            fn(*engine_argument, *error, *args[len(engine_argument) :], **kwargs)
+            self._apply_stop(trainer, handler_name(parent), event, trainer_event)
 
         return ForeignCall(
             f"{handler_name(parent)} at {getattr(event, 'name', event)}",
-            (cast(str, _name(engine, event)),),
+            (cast(str, _our_event(engine, event)),),
             call,
         )
 
-    def _happens(self, engine: Engine, event: Any, ours: Any) -> bool:
+    def _happens(self, engine: Engine, event: Any, trainer_event: Any) -> bool:
         terminated = self._terminated.get(engine)
-        return _happens(event, ours) and (terminated is None or terminated.still_calls(event, ours))
+        return _happens(event, trainer_event) and (
+            terminated is None or terminated.still_calls(event, trainer_event)
+        )
 
-    def _apply_stop(self, trainer: Any, name: str, event: Any, ours: Any) -> None:
-        """Stop this trainer if a handler has called `terminate()`, of its own engine or of another one.
+    def _apply_stop(self, trainer: Any, name: str, event: Any, trainer_event: Any) -> None:
+        """Stop this trainer if a handler has called `terminate()` of any engine that is in a `Foreign`.
 
         Raises:
             RuntimeError: the handler has called a method that has no effect here.
         """
         for engine in self._engines:
-            _refuse_unheard(engine, name)
+            _refuse_ignored_flags(engine, name)
             if not engine.should_terminate:
                 continue
-            skip, engine.should_terminate = engine.should_terminate == "skip_completed", False
-            if not isinstance(ours, AfterTrain):  # the run has ended: the request would stop the next one
-                self._terminated.setdefault(engine, _Terminated(event, ours, skip))
+            skip_completed, engine.should_terminate = engine.should_terminate == "skip_completed", False
+            if not isinstance(
+                trainer_event, AfterTrain
+            ):  # after the end of a run, it would stop the next run
+                self._terminated.setdefault(engine, _Terminated(event, trainer_event, skip_completed))
                 trainer.stop(f"{name} of an ignite engine called terminate()")
 
     def state_dict(self, callback: Engine) -> dict[str, Any]:
-        """Return the user's keys of an engine's state, without the counters, which follow the trainer's."""
+        """Return the values of `engine.state_dict_user_keys`; the counters are set from the trainer's."""
         return {key: getattr(callback.state, key) for key in callback.state_dict_user_keys}
 
     def load_state_dict(self, callback: Engine, state: Mapping[str, Any]) -> None:
-        """Load the user's keys of an engine's state."""
+        """Set the values of `engine.state_dict_user_keys`."""
         for key, value in state.items():
             setattr(callback.state, key, value)
 
 
-def _refuse_unheard(engine: Engine, name: str) -> None:
-    """Refuse a call of a method of an engine that has no effect here.
+def _refuse_ignored_flags(engine: Engine, name: str) -> None:
+    """Refuse a call of an engine's `terminate_epoch()` or `interrupt()`, which have no effect here.
 
     Raises:
-        RuntimeError: naming the handler and the method.
+        RuntimeError: a handler has called one of them; the text names both.
     """
-    for flag, method in UNHEARD.items():
+    for flag, method in IGNORED_FLAGS.items():
         if getattr(engine, flag, False):
             raise RuntimeError(
                 f"{name} of an ignite engine called {method}, which has no effect here: use "
@@ -235,15 +245,15 @@ def _refuse_unheard(engine: Engine, name: str) -> None:
 
 
 def _check_targets(engine: Engine, engines: Sequence[Engine]) -> None:
-    """Refuse a handler that controls an engine of which our trainer knows nothing, such as EarlyStopping.
+    """Refuse a handler, such as EarlyStopping, that controls an engine which is in no `Foreign`.
 
     Raises:
-        ValueError: naming the handler.
+        ValueError: there is such a handler; the text names it.
     """
     for fn, *_ in (entry for handlers in engine._event_handlers.values() for entry in handlers):
         owner = getattr(_parent(fn), "__self__", _parent(fn))
         target = getattr(owner, "trainer", None)
-        if isinstance(target, Engine) and not any(target is each for each in engines):
+        if isinstance(target, Engine) and not any(target is known for known in engines):
             raise ValueError(
                 f"{type(owner).__name__} controls an ignite engine that is in no Foreign, and would have no "
                 "effect: add Foreign(engine) of its `trainer` to hooks"
@@ -251,51 +261,53 @@ def _check_targets(engine: Engine, engines: Sequence[Engine]) -> None:
 
 
 def _parent(fn: Any) -> Any:
-    """Return the user's handler, which ignite wraps in another function for `Events.STARTED(every=2)`."""
+    """Return the user's handler, which ignite wraps for filters such as `Events.STARTED(every=2)`."""
     return fn._parent() if hasattr(fn, "_parent") else fn
 
 
-def _name(engine: Engine, event: Any) -> str | None:
+def _our_event(engine: Engine, event: Any) -> str | None:
     """Return the event of this trainer that corresponds to an ignite event of the engine, or None."""
     if (mode := getattr(engine, _MODE, None)) is not None:
-        found = EVALUATION.get(event)
-        return None if found is None else found.format(mode)
+        pattern = EVALUATION.get(event)
+        return None if pattern is None else pattern.format(mode)
     return TRAINING.get(event)
 
 
-def _happens(event: Any, ours: Any) -> bool:
-    """Return whether an ignite event happens at this event of our trainer.
+def _happens(event: Any, trainer_event: Any) -> bool:
+    """Return whether ignite would fire its `event` at an event of our trainer.
 
-    COMPLETED, TERMINATE and EXCEPTION_RAISED correspond to one event, `after_train`, and differ in its
-    reason. An epoch that is cut short has no EPOCH_COMPLETED.
+    The reason of `after_train` decides between COMPLETED, TERMINATE and EXCEPTION_RAISED, and an epoch that
+    is cut short has no EPOCH_COMPLETED.
     """
     if event == Events.EPOCH_COMPLETED:
-        return bool(ours.reason == COMPLETED)
+        return bool(trainer_event.reason == COMPLETED)
     if event == Events.EXCEPTION_RAISED:
-        return bool(ours.reason == "error")
+        return bool(trainer_event.reason == "error")
     if event == Events.TERMINATE:
-        return ours.reason not in (COMPLETED, "error")
-    return not (event == Events.COMPLETED and getattr(ours, "reason", "") == "error")
+        return trainer_event.reason not in (COMPLETED, "error")
+    return not (event == Events.COMPLETED and getattr(trainer_event, "reason", "") == "error")
 
 
-def _move(state: State, trainer: Any, ours: Any) -> None:
-    """Set the counters of a training engine; ignite counts from 1."""
-    in_iteration = hasattr(ours, "batch_idx")
-    state.iteration = ours.iter + in_iteration
-    within = in_iteration or isinstance(ours, BeforeTrainEpoch | AfterTrainEpoch)
-    if isinstance(ours, AfterTrain):
-        within = trainer.batch_idx > 0  # an epoch that was cut short counts for ignite
-    state.epoch = ours.epoch + within
+def _set_state(state: State, trainer: Any, trainer_event: Any) -> None:
+    """Set the counters, batch and output of a training engine; ignite counts from 1."""
+    in_iteration = hasattr(trainer_event, "batch_idx")
+    state.iteration = trainer_event.iter + in_iteration
+    in_epoch = in_iteration or isinstance(trainer_event, BeforeTrainEpoch | AfterTrainEpoch)
+    if isinstance(trainer_event, AfterTrain):
+        in_epoch = trainer.batch_idx > 0  # ignite counts an epoch that was cut short
+    state.epoch = trainer_event.epoch + in_epoch
     state.batch, state.output = trainer.batch, _output(trainer.outputs)
 
 
-def _move_evaluator(state: State, trainer: Any, ours: Any) -> None:
-    loader = named_loaders(trainer.val_loader).get(getattr(ours, "loader", ""))
+def _set_evaluator_state(state: State, trainer: Any, trainer_event: Any) -> None:
+    loader = named_loaders(trainer.val_loader).get(getattr(trainer_event, "loader", ""))
     state.epoch, state.max_epochs = 1, 1
     state.epoch_length = trainer.limits.length("val", loader)
-    state.iteration = ours.batch_idx + 1 if hasattr(ours, "batch_idx") else state.epoch_length or 0
+    state.iteration = (
+        trainer_event.batch_idx + 1 if hasattr(trainer_event, "batch_idx") else state.epoch_length or 0
+    )
     state.batch, state.output = trainer.batch, trainer.outputs
-    state.metrics.update(getattr(ours, "metrics", {}))
+    state.metrics.update(getattr(trainer_event, "metrics", {}))
 
 
 def _output(outputs: Any) -> Any:

@@ -1,28 +1,25 @@
 """Attach a bus to a Lightning training: `Trainer(callbacks=[EventLoopCallback(...)])`.
 
-It serves `lightning.pytorch` and `pytorch_lightning`, and imports neither before a callback is created.
+It serves both packages of Lightning, `lightning.pytorch` and `pytorch_lightning`, and imports them only when
+an `EventLoopCallback` is created.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import cache, partial
-from importlib import import_module
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
-from types import new_class
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from eventloop.bridges.attachment import Attachment, HasAttachment
 from eventloop.bridges.driven import DrivenTrainer
-from eventloop.bridges.host import require
 from eventloop.bridges.host_numbers import read_numbers
 from eventloop.bridges.lightning.commands import steer
 from eventloop.bridges.lightning.costs import HostCosts, followed_by, replaced
 from eventloop.bridges.lightning.directory import directory_of
 from eventloop.bridges.lightning.loaders import loader_names
+from eventloop.bridges.lightning.packages import packages_in_use, public_class, with_bases
 from eventloop.bridges.lightning.run_facts import logged_of, loop_of, optimizers_of, total_of, whole_loss
 from eventloop.bus import Bus
 from eventloop.events import AfterBackward, AfterOptimizerStep, BeforeOptimizerStep
@@ -32,12 +29,8 @@ if TYPE_CHECKING:
 else:
     Base = object
 
-LEAST = "2.4"
-"""The oldest version of Lightning that the bridge supports."""
-PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}
-"""The two packages that contain Lightning, and the names of their distributions."""
 NEVER = {"optimizer_step_skipped": "Lightning does not say that a step was skipped"}
-"""The events that no Lightning trainer can emit, with the reasons."""
+"""The events that no Lightning trainer can emit, each with the reason."""
 
 
 class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
@@ -59,9 +52,9 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
     Args:
         bus: an existing bus to emit events on.
         hooks, writers: as for `eventloop.Trainer`.
-        work_dir: directory of the files; by default `eventloop` in the trainer's `log_dir`, or a new one
-            under runs/ if that is the current directory, as with `logger=False`.
-        measure: give each callback, LightningModule hook and logger a row in the costs.
+        work_dir: directory of the files; by default `eventloop` in the trainer's `log_dir`. If `log_dir` is
+            the current directory, as with `logger=False`, it is a new directory under runs/.
+        measure: measure the time of each callback, LightningModule hook and logger, for rows in the costs.
 
     Raises:
         ImportError: Lightning is not installed, or too old.
@@ -69,7 +62,7 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        return cast(Self, object.__new__(_with_bases(cast(type, cls), _packages())))
+        return cast(Self, object.__new__(with_bases(cast(type, cls), packages_in_use())))
 
     def __init__(
         self,
@@ -90,16 +83,16 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
         self._begin(bus)
 
     def _begin(self, bus: Bus | None) -> None:
-        copied = {*vars(self)}
+        copied_names = {*vars(self)}
         self._attachment = Attachment("Lightning", NEVER, bus, steer=steer, **self._options)
         self._costs = HostCosts()
         self._installed, self._during, self._watching = ExitStack(), ExitStack(), ExitStack()
         self._watches_steps = False
         self._optimizers: Any = None  # Lightning's list, which it replaces if the program changes optimizers
-        self._trains = False  # whether the run has a training
-        self._metrics_before: dict[str, Any] = {}  # metrics of the training and of earlier validations
+        self._trains = False  # whether the run trains, or only evaluates
+        self._metrics_before: dict[str, Any] = {}  # Lightning's metrics when the running evaluation began
         self._loaders: list[str] = []  # the names of the loaders of the running evaluation
-        self._not_copied = {"_not_copied", *vars(self).keys() - copied}
+        self._not_copied = {"_not_copied", *vars(self).keys() - copied_names}
 
     @property
     def _driven(self) -> DrivenTrainer:
@@ -112,19 +105,19 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
     # --- the run -------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Begin to measure the other callbacks and the loggers.
+        """Begin to measure the other callbacks and the loggers, and wrap the loop so that errors end the run.
 
         Raises:
             ValueError: the trainer has two of these callbacks.
         """
-        bridges = [each for each in trainer.callbacks if isinstance(each, EventLoopCallback)]
+        bridges = [callback for callback in trainer.callbacks if isinstance(callback, EventLoopCallback)]
         if len(bridges) > 1:
             raise ValueError(
                 f"expected one EventLoopCallback in the callbacks of a Trainer, got {len(bridges)}: give one "
                 "of them all hooks and writers"
             )
         if self._attachment.within_call:
-            return  # a callback evaluates within the run, which goes on
+            return  # a callback evaluates within the run under way
         self._installed.close()
         ending = partial(self._attachment.ending_run, end=self._end_run)
         self._installed.enter_context(replaced(loop_of(trainer, stage), "run", ending))
@@ -132,13 +125,13 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
             self._installed.enter_context(self._costs.installed(trainer, self))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Stop measuring."""
+        """End the run if it is still under way, and stop measuring."""
         if not self._attachment.within_call:
             self._end_run()
             self._installed.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End the run because of an error, which Lightning itself raises."""
+        """End the run with an error, which Lightning raises afterwards."""
         if not self._attachment.within_call:
             self._end_run(exception)
             self._installed.close()
@@ -151,17 +144,18 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
         self._stop_host()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the run after `on_train_end` of all callbacks and the module, so that these have rows."""
+        """End the run once all `on_train_end` methods have been called, so that their times are recorded."""
         if not self._running:
             return
         driven = self._driven
         if trainer.should_stop and driven.stop_reason is None:
             driven.stop_reason = "trainer.should_stop of Lightning"
-        # Lightning calls the strategy last, and its teardown then moves the model to the CPU
+        # Lightning calls `on_train_end` of the strategy last; its teardown then moves the model to the CPU
         ending = replaced(trainer.strategy, "on_train_end", followed_by(self._end_run))
         self._during.enter_context(ending)
 
     def _begin_run(self, trainer: Any, *, training: bool) -> None:
+        """Begin our trainer's run, and wrap the methods of Lightning that log numbers, until the run ends."""
         if self._running:
             self._during.close()
             self._attachment.end_unfinished_run()
@@ -180,9 +174,10 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
             epoch=trainer.current_epoch,
             training=training,
         )
-        connector = trainer._logger_connector  # gets all numbers, with and without loggers
-        self._during.enter_context(replaced(connector, "log_metrics", self._logging))
-        # not before it: rank 0 may be waiting there for the other ranks in a progress bar that reads metrics
+        connector = trainer._logger_connector  # receives all logged numbers, even if there are no loggers
+        self._during.enter_context(replaced(connector, "log_metrics", self._wrap_log_metrics))
+        # Ranks agree on a stop after this method, not before: until then rank 0 may wait for the others in a
+        # progress bar that reads metrics
         agreeing = replaced(connector, "update_train_epoch_metrics", followed_by(self._stop_host))
         self._during.enter_context(agreeing)
         self._costs.attach(driven)
@@ -205,17 +200,17 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
         """Begin an epoch."""
         if not self._running:
             return
-        length = trainer.num_training_batches
+        batch_count = trainer.num_training_batches
         if not self._watches_steps and self.bus.wants(AfterOptimizerStep):
             self._watch_steps(trainer)
-        self._driven.begin_epoch(int(length) if length != float("inf") else None)
+        self._driven.begin_epoch(int(batch_count) if batch_count != float("inf") else None)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Begin an iteration."""
         if not self._running:
-            return  # the bridge was added, or another trainer has used it, within the training
+            return  # within this training the bridge was added, or another Lightning trainer has used it
         driven = self._driven
-        if driven.passing is None:  # Lightning does not begin an epoch that it resumes in its middle
+        if driven.passing is None:  # Lightning calls no on_train_epoch_start when it resumes within an epoch
             self.on_train_epoch_start(trainer, pl_module)
         if trainer.optimizers is not self._optimizers:
             self._follow_optimizers(trainer)
@@ -234,13 +229,13 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
             self._driven.announce(BeforeOptimizerStep)
 
     def _follow_optimizers(self, trainer: Any) -> None:
-        """Log the rates and emit the steps of the optimizers that the program has put in place of others."""
+        """Use the optimizers that have replaced the former ones: log their rates and emit their steps."""
         self._optimizers, self._driven.optimizer = trainer.optimizers, optimizers_of(trainer)
         if self._watches_steps:
             self._watch_steps(trainer)
 
     def _watch_steps(self, trainer: Any) -> None:
-        """Emit `after_optimizer_step`, by a PyTorch hook that costs each step some microseconds."""
+        """Emit `after_optimizer_step` by PyTorch hooks on the optimizers, which cost microseconds a step."""
         self._watches_steps = True
         self._watching.close()
         for optimizer in trainer.optimizers:
@@ -258,42 +253,43 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
             return
         driven = self._driven
         if driven.passing is None or not driven.metrics.in_iteration:
-            self.on_train_batch_start(trainer, pl_module, batch, batch_idx)  # not called for a batch of None
+            # Lightning does not call on_train_batch_start for a batch that is None
+            self.on_train_batch_start(trainer, pl_module, batch, batch_idx)
         driven.logged_by_host = logged_of(trainer)
         if driven.end_iter(whole_loss(trainer, outputs)):
             trainer.should_stop = True
-        driven.batch = driven.outputs = None  # Lightning frees them here, too
+        driven.batch = driven.outputs = None  # so that they can be freed, as Lightning does here too
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """End the epoch."""
         if not self._running or (driven := self._driven).passing is None:
             return
-        if driven.metrics.in_iteration:  # the LightningModule has ended the epoch early
+        if driven.metrics.in_iteration:  # the LightningModule ended the epoch without on_train_batch_end
             driven.drop_iter()
         driven.end_epoch()
 
-    def _logging(self, log_metrics: Any) -> Any:
-        """Wrap Lightning's `log_metrics` to emit a training's numbers too, without waiting for the device.
+    def _wrap_log_metrics(self, log_metrics: Any) -> Any:
+        """Wrap Lightning's `log_metrics` to emit `scalars_logged` for numbers logged in the training.
 
-        `after_val_epoch` contains those of an evaluation. Numbers of its single batches have no step here.
+        Numbers of an evaluation are left out, because `after_val_epoch` contains its metrics.
         """
 
-        def logging(metrics: Mapping[str, Any], step: int | None = None) -> Any:
+        def log_and_emit(metrics: Mapping[str, Any], step: int | None = None) -> Any:
             driven = self._driven
             if metrics and driven.mode == "train" and not driven.native.sanity_checking:
                 driven.log(metrics)
             return log_metrics(metrics, step)
 
-        return logging
+        return log_and_emit
 
     # --- validations and tests -----------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin a validation; begin a run if there is no training."""
+        """Begin a validation, and a run if none is under way."""
         self._begin_evaluation(trainer, "val")
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin a test, and its run."""
+        """Begin a test, and a run if none is under way."""
         self._begin_evaluation(trainer, "test")
 
     def _begin_evaluation(self, trainer: Any, mode: Any) -> None:
@@ -324,11 +320,12 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
     on_test_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the validation with its metrics; end the run if there is no training."""
+        """End the validation with its metrics; end the run too unless it trains."""
         if trainer.sanity_checking or not self._running:
             return
         before, now = self._metrics_before, trainer._logger_connector._callback_metrics
-        self._driven.end_val(read_numbers({n: v for n, v in now.items() if v is not before.get(n)}))
+        changed = {name: value for name, value in now.items() if value is not before.get(name)}
+        self._driven.end_val(read_numbers(changed))
         self._metrics_before = {}
         self._stop_host()
         if not self._trains:
@@ -348,52 +345,25 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
         self._attachment.load_state_dict(state_dict)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy or pickle the callback with its options, in the state before its first run.
+        """Copy or pickle the callback with its options, as it was before its first run.
 
         Raises:
             TypeError: the bus has handlers, or the program has added commands, which the copy would lack.
         """
-        given = self._attachment.given_name()
-        if not self._own_bus or self._attachment.commands or (self._attachment.trainer is None and given):
+        name = self._attachment.given_name()
+        # once there is a trainer, the hooks are handlers too, and those are copied by the options
+        has_handlers = self._attachment.trainer is None and bool(name)
+        if not self._own_bus or self._attachment.commands or has_handlers:
             raise TypeError(
                 "an EventLoopCallback is copied, or sent to a process, without the handlers of its bus, and "
-                f"{given or 'this bus'} was given to it: let a Hook in hooks=[...] handle and add commands"
+                f"{name or 'this bus'} was given to it: let a Hook in hooks=[...] handle and add commands"
             )
         state = {name: value for name, value in vars(self).items() if name not in self._not_copied}
-        return _restored, (_public(type(self)),), state
+        return _restored, (public_class(type(self)),), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin(None)
-
-
-def _packages() -> tuple[str, ...]:
-    """Return the packages of Lightning that the program has imported; without any, an installed one."""
-    found = tuple(name for name in PACKAGES if name in sys.modules)
-    if not found:
-        installed = [name for name in PACKAGES if find_spec(name.partition(".")[0]) is not None]
-        found = tuple(installed[:1]) or ("lightning.pytorch",)
-    for name in found:
-        require(name.partition(".")[0], PACKAGES[name], LEAST, extra="lightning")
-    return found
-
-
-@cache
-def _with_bases(cls: type, packages: tuple[str, ...]) -> type:
-    """Return the class with each package's `Callback` class as a base.
-
-    Lightning's trainer requires callbacks to derive from the class of its own package.
-    """
-    bases = [import_module(name).Callback for name in packages]
-    missing = tuple(base for base in bases if not issubclass(cls, base))
-    if not missing:
-        return cls
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return new_class(cls.__name__, (cls, *missing), exec_body=lambda body: body.update(names, _public=cls))
-
-
-def _public(cls: type) -> type:
-    return cast(type, vars(cls).get("_public", cls))
 
 
 def _restored(cls: Any) -> Any:

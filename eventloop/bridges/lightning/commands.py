@@ -1,4 +1,4 @@
-"""Apply commands in a Lightning training, by Lightning's own means."""
+"""Apply the commands `checkpoint`, `validate` and `set` in a Lightning training, by Lightning's methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eventloop.steering.protocols import CommandError
 
 
 def checkpoint(trainer: HostedTrainer) -> dict[str, str]:
-    """Save a checkpoint of Lightning in the run's directory, from which `fit(ckpt_path=...)` resumes."""
+    """Save a Lightning checkpoint in the run's directory; `fit(ckpt_path=...)` resumes from it."""
     native = trainer.native
     path = native.strategy.broadcast(str(trainer.work_dir.absolute() / f"iter_{trainer.iter}.ckpt"))
     native.save_checkpoint(path, weights_only=False)
@@ -39,7 +39,7 @@ def validate(trainer: HostedTrainer) -> dict[str, float]:
 
 
 def steer(trainer: HostedTrainer) -> None:
-    """Give a trainer Lightning's checkpoints, validations and schedulers."""
+    """Make a trainer's commands `checkpoint`, `validate` and `set` use Lightning's methods."""
 
     def schedulers() -> Iterator[Any]:
         native = trainer.native

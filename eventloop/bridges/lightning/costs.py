@@ -31,24 +31,24 @@ IN_ITERATION = frozenset(
         "log_metrics",
     }
 )
-"""The methods of callbacks and modules that are called for a training batch."""
+"""The methods of callbacks, modules and loggers that Lightning calls within a training iteration."""
 PHASES: dict[tuple[str, str], Literal["backward", "optimizer", ""]] = {
     ("Strategy", "training_step"): "",
     ("Strategy", "backward"): "backward",
     ("LightningModule", "optimizer_step"): "optimizer",
     ("LightningModule", "optimizer_zero_grad"): "optimizer",
 }
-"""The profiler's actions that are phases of an iteration; "" is the forward pass."""
+"""The profiler's actions, as (kind, method), that are phases of an iteration; "" is the forward pass."""
 NO_ROWS = ("training_step", "backward", "validation_step", "test_step", "configure_callbacks")
 LOGGER_METHODS = ("log_metrics", "log_hyperparams", "save")
 NEXT_BATCH = "train_dataloader_next"
 
 
 class HostCosts:
-    """The measured calls of one Lightning trainer, by the names that it passes to its profiler.
+    """Measure the calls that one Lightning trainer reports to its profiler as named actions.
 
-    The user's profiler object stays and still works: its `start`, `stop` and `profile` are wrapped on that
-    object until the end of the run.
+    The user's profiler object stays and still works: its methods `start`, `stop` and `profile` are wrapped
+    until the end of the run.
     """
 
     def __init__(self) -> None:
@@ -56,15 +56,16 @@ class HostCosts:
         self.under_way: list[list[float]] = []
         """The running actions, the outermost first.
 
-        Each entry has the begin, and the seconds of inner actions that are already charged to a phase.
+        Each entry has the action's start on `perf_counter`, and the seconds within the action that are
+        already charged to a phase.
         """
         self._rows: dict[str, Row] = {}
-        self._actions = Actions(self._make)
+        self._actions = Actions(self._make_action)
         self._native: Any = None
         self._bridge: Any = None
         self._names = RowNames()
         self._ambiguous: set[str] = set()
-        """The state keys of several callbacks each, which no action of the profiler tells apart."""
+        """The state keys that several callbacks share. An action's name has only the callback's key."""
 
     def attach(self, driven: DrivenTrainer) -> None:
         """Charge calls to the phases of a trainer's iterations, and add the rows to that trainer's costs."""
@@ -72,16 +73,16 @@ class HostCosts:
         self.driven = driven
         driven.clock.waits.watchers.append(self._exclude)
         for row in self._rows.values():
-            self._hand_over(row)
+            self._add_to_costs(row)
 
     def detach(self) -> None:
-        """Stop charging calls to phases."""
+        """Stop charging calls to the phases of the trainer's iterations."""
         if self.driven is not None:
             self.driven.clock.waits.watchers.remove(self._exclude)
         self.driven = None
 
     def _exclude(self, wait: Wait) -> None:
-        """Leave a wait out of the phase to which the call under way is charged."""
+        """Do not charge a wait to the phase of the call under way."""
         if self.under_way:
             self.under_way[-1][1] += wait.seconds
 
@@ -93,57 +94,63 @@ class HostCosts:
         self.under_way.clear()
         profiler = native.profiler
         with ExitStack() as during:
-            if _passes_through(profiler):  # spares each action the generator of `Profiler.profile`
+            if _passes_through(
+                profiler
+            ):  # avoids the cost of a generator in `Profiler.profile` for each action
                 during.enter_context(replaced(profiler, "profile", lambda _: self._actions.__getitem__))
-            during.enter_context(replaced(profiler, "start", self._starting))
-            during.enter_context(replaced(profiler, "stop", self._stopping))
-            for owner, method in [*self._without_an_action(native.callbacks), *_methods(native.loggers)]:
-                during.enter_context(replaced(owner, method, self._measuring(owner, method)))
+            during.enter_context(replaced(profiler, "start", self._wrap_start))
+            during.enter_context(replaced(profiler, "stop", self._wrap_stop))
+            for owner, method in [
+                *self._methods_with_ambiguous_actions(native.callbacks),
+                *_logger_methods(native.loggers),
+            ]:
+                during.enter_context(replaced(owner, method, self._measure(owner, method)))
             yield
         self._native = self._bridge = None
 
-    def charges(self) -> bool:
-        """Return whether a call now belongs to a training iteration, or to the wait between two of them."""
+    def in_training_epoch(self) -> bool:
+        """Return whether a training epoch is under way, outside of validations."""
         driven = self.driven
         return driven is not None and driven.passing is not None and driven.metrics.inside.mode == "train"
 
-    def _starting(self, start: Callable[[str], Any]) -> Callable[[str], Any]:
-        def starting(action_name: str) -> Any:
+    def _wrap_start(self, start: Callable[[str], Any]) -> Callable[[str], Any]:
+        def start_measured(action_name: str) -> Any:
             result = start(action_name)
             if (action := self._actions[action_name]) is not NOTHING:
                 action.__enter__()
             return result
 
-        return starting
+        return start_measured
 
-    def _stopping(self, stop: Callable[[str], Any]) -> Callable[[str], Any]:
-        def stopping(action_name: str) -> Any:
+    def _wrap_stop(self, stop: Callable[[str], Any]) -> Callable[[str], Any]:
+        def stop_measured(action_name: str) -> Any:
             if (action := self._actions[action_name]) is not NOTHING:
                 with suppress(IndexError):  # an action started before the profiler's methods were replaced
                     action.__exit__()
             return stop(action_name)
 
-        return stopping
+        return stop_measured
 
-    def _without_an_action(self, callbacks: Sequence[Any]) -> list[tuple[Any, str]]:
-        """Return the callbacks that no action of the profiler tells apart, each with the methods it defines.
+    def _methods_with_ambiguous_actions(self, callbacks: Sequence[Any]) -> list[tuple[Any, str]]:
+        """Return (callback, method) for each method of callbacks whose profiler actions have equal names.
 
-        An action has a callback's `state_key`, which by default is the name of its class.
+        An action is named by the callback's `state_key`, which by default is the name of its class. The keys
+        that several callbacks share are stored in `_ambiguous`.
         """
-        others = {id(each): each for each in callbacks if each is not self._bridge}.values()
-        for callback in others:
-            self._names.of(callback, type(callback).__name__)  # numbers follow this list
-        counts = Counter(callback.state_key for callback in others)
+        measured = {id(callback): callback for callback in callbacks if callback is not self._bridge}.values()
+        for callback in measured:  # callbacks of one class get numbers in the order of this list
+            self._names.of(callback, type(callback).__name__)
+        counts = Counter(callback.state_key for callback in measured)
         self._ambiguous = {key for key, count in counts.items() if count > 1}
         return [
             (callback, method)
-            for callback in others
+            for callback in measured
             if callback.state_key in self._ambiguous
             for method in dir(base_of(callback))
             if method.startswith(("on_", "setup", "teardown")) and _defines(callback, method, "Callback")
         ]
 
-    def _measuring(self, owner: Any, method: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def _measure(self, owner: Any, method: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         row = self._row(f"{self._names.of(owner, type(owner).__name__)}.{method}", method)
 
         def measured(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,7 +165,7 @@ class HostCosts:
 
     # --- names ---------------------------------------------------------------------------------------------
 
-    def _make(self, name: str) -> Any:
+    def _make_action(self, name: str) -> Any:
         """Create the context manager that measures a profiler's action, such as `[Callback]Timer.setup`."""
         kind, _, rest = name.removeprefix("[").partition("]")
         owner, _, method = rest.rpartition(".")
@@ -172,35 +179,39 @@ class HostCosts:
         return NOTHING if label is None else self._row(f"{label}.{method}", method)
 
     def _label(self, kind: str, owner: str, method: str) -> str | None:
-        """Return the owner's name in reports; None for the bridge's methods and for inherited empty ones."""
+        """Return the owner's name in reports, or None if the action gets no row.
+
+        The bridge's methods get none, nor does a method that the owner inherits from Lightning, nor an action
+        whose name several callbacks share.
+        """
         native = self._native
         if kind == "Callback":
-            found = next((each for each in native.callbacks if each.state_key == owner), None)
-            if found is self._bridge or owner in self._ambiguous:
+            target = next((callback for callback in native.callbacks if callback.state_key == owner), None)
+            if target is self._bridge or owner in self._ambiguous:
                 return None
         else:
-            found = native.lightning_module if kind == "LightningModule" else native.datamodule
-        if found is None:
+            target = native.lightning_module if kind == "LightningModule" else native.datamodule
+        if target is None:
             return owner
-        return self._names.of(found, type(found).__name__) if _defines(found, method, kind) else None
+        return self._names.of(target, type(target).__name__) if _defines(target, method, kind) else None
 
     def _row(self, name: str, method: str) -> Row:
         row = self._rows.get(name)
         if row is None:
             row = self._rows[name] = Row(self, name, method)
-            self._hand_over(row)
+            self._add_to_costs(row)
         return row
 
-    def _hand_over(self, row: Row) -> None:
-        if self.driven is not None and not row.handed_over:
-            row.handed_over = True
+    def _add_to_costs(self, row: Row) -> None:
+        if self.driven is not None and not row.in_costs:
+            row.in_costs = True
             self.driven.foreign_calls.add_row(row.name, row.method, row.timing, in_iteration=row.in_iteration)
 
 
 class Actions(dict[str, Any]):
-    """The context managers of a profiler's actions by name, each created at its first use.
+    """Map the name of a profiler's action to the context manager that measures it, created at its first use.
 
-    Lightning looks up thirty of them in each batch, and a dict lookup is faster than a method call.
+    Lightning looks up some thirty actions in each batch, and a dict lookup is faster than a method call.
     """
 
     def __init__(self, make: Callable[[str], Any]) -> None:
@@ -212,20 +223,20 @@ class Actions(dict[str, Any]):
 
 
 NOTHING = RLock()
-"""The context manager of an action without a row, such as a hook that no class defines.
+"""The context manager of an action that is not measured, such as a hook that no class defines.
 
-Each batch enters some twenty of them. A lock that no other thread uses is the cheapest context manager, as it
-runs no Python code.
+Each batch enters some twenty such actions. A lock that no other thread uses is the cheapest context manager,
+because it runs no Python code.
 """
 
 
 class Row:
-    """The context manager of an action that has a row in the costs."""
+    """Measure an action that has a row in the costs, as a context manager."""
 
     def __init__(self, costs: HostCosts, name: str, method: str) -> None:
         self.name, self.method, self.timing = name, method, Timing()
         self.in_iteration = method in IN_ITERATION
-        self.handed_over = False
+        self.in_costs = False
         self._costs = costs
 
     def __enter__(self) -> None:
@@ -233,21 +244,21 @@ class Row:
 
     def __exit__(self, *_: object) -> None:
         costs = self._costs
-        began, counted = costs.under_way.pop()
+        began, charged = costs.under_way.pop()
         seconds = perf_counter() - began
         self.timing.add(seconds)
-        if costs.driven is None or not costs.charges():
+        if costs.driven is None or not costs.in_training_epoch():
             return
         if self.in_iteration:
-            costs.driven.clock.charge("hooks", seconds - counted)
+            costs.driven.clock.charge("hooks", seconds - charged)
             if costs.under_way:
                 costs.under_way[-1][1] += seconds
-        elif not costs.under_way:  # after a validation: no part of the next iteration
-            costs.driven.clock.exclude(seconds - counted)
+        elif not costs.under_way:  # runs between two iterations, so it is no part of the next one's time
+            costs.driven.clock.exclude(seconds - charged)
 
 
 class Phase:
-    """The context manager of an action that is a phase of the iteration."""
+    """Charge the time of an action to a phase of the iteration, as a context manager."""
 
     def __init__(self, costs: HostCosts, phase: Literal["backward", "optimizer", ""]) -> None:
         self._costs, self._phase = costs, phase
@@ -257,16 +268,16 @@ class Phase:
 
     def __exit__(self, *_: object) -> None:
         costs, phase = self._costs, self._phase
-        began, counted = costs.under_way.pop()
+        began, charged = costs.under_way.pop()
         seconds = perf_counter() - began
-        if phase and costs.driven is not None and costs.charges():
-            costs.driven.clock.charge(phase, seconds - counted)
+        if phase and costs.driven is not None and costs.in_training_epoch():
+            costs.driven.clock.charge(phase, seconds - charged)
         if costs.under_way:
             costs.under_way[-1][1] += seconds
 
 
 class NextBatch:
-    """The context manager of the wait for a batch, with which the phase `data` begins."""
+    """Begin the phase `data` when Lightning begins to wait for a batch, as a context manager."""
 
     def __init__(self, costs: HostCosts) -> None:
         self._costs = costs
@@ -281,21 +292,21 @@ class NextBatch:
 
 @contextmanager
 def replaced(owner: Any, method: str, by: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a bound method of one object until the block ends, without changing its class."""
-    own = vars(owner)
-    had, former = method in own, getattr(owner, method)
-    own[method] = by(former)
+    """Replace a bound method of one object by `by(method)` until the block ends; its class stays as it is."""
+    attributes = vars(owner)
+    was_on_object, original = method in attributes, getattr(owner, method)
+    attributes[method] = by(original)
     try:
         yield
     finally:
-        if had:
-            own[method] = former
+        if was_on_object:
+            attributes[method] = original
         else:
-            own.pop(method, None)
+            attributes.pop(method, None)
 
 
 def followed_by(then: Callable[[], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a wrapper for `replaced` that calls a function after each call that returns."""
+    """Return a decorator, for `replaced`, that calls `then()` after each call that raises no error."""
 
     def wrapper(fn: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(fn)
@@ -310,26 +321,26 @@ def followed_by(then: Callable[[], None]) -> Callable[[Callable[..., Any]], Call
 
 
 def _passes_through(profiler: Any) -> bool:
-    """Return whether the profiler is the default, which records nothing."""
+    """Return whether the profiler is Lightning's default, which records nothing."""
     return type(profiler).__qualname__ == "PassThroughProfiler" and "profile" not in vars(type(profiler))
 
 
 def _defines(owner: Any, method: str, kind: str) -> bool:
-    """Return whether the owner's class defines a hook, which it otherwise inherits from Lightning."""
-    if method in vars(owner):  # as in a LambdaCallback
+    """Return whether an object or its class overrides a hook of Lightning."""
+    if method in vars(owner):  # a LambdaCallback has its methods on the object
         return True
     definer = next((cls for cls in type(owner).__mro__ if method in vars(cls)), None)
     if definer is None:
         return False
     if kind == "Callback":
-        return not (definer.__qualname__ == "Callback" and _is_lightnings(definer))
-    return not _is_lightnings(definer)
+        return not (definer.__qualname__ == "Callback" and _is_of_lightning(definer))
+    return not _is_of_lightning(definer)
 
 
-def _is_lightnings(cls: type) -> bool:
+def _is_of_lightning(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
 
 
-def _methods(loggers: Sequence[Any]) -> list[tuple[Any, str]]:
-    """Return the measured methods of loggers, which the profiler does not see, each with its logger."""
+def _logger_methods(loggers: Sequence[Any]) -> list[tuple[Any, str]]:
+    """Return (logger, method) for each method of loggers to measure. The profiler has no actions for them."""
     return [(logger, method) for logger in loggers for method in LOGGER_METHODS]

@@ -1,4 +1,4 @@
-"""Set the counters, stages and metrics of a Lightning trainer that is never run."""
+"""Copy our trainer's counters and metrics to the Lightning trainer that callbacks receive. It never runs."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ class Counters:
     def __init__(self, pl: Any, native: Any, module: Any) -> None:
         self._pl, self._native, self._module = pl, native, module
         self._steps = 0  # number of optimizer steps
-        self._epoch = 0  # Lightning counts an epoch after its validation
+        self._epoch = 0  # completed epochs; Lightning completes an epoch after the validation that follows it
 
     def calls(self) -> Iterator[ForeignCall]:
-        """Yield the handlers as subscriptions; by their priorities they are the first or last at an event."""
+        """Yield the subscriptions that copy; their priorities put them before or after all callbacks."""
         for event, fn in (
             ("before_train", self._begin),
             ("before_train_epoch", self._next_epoch),
-            ("before_train_iter", self._move),
+            ("before_train_iter", self._copy_counters),
             ("after_train", self._next_epoch),
             ("before_val", partial(self._evaluate, True)),
             ("before_test", partial(self._evaluate, True)),
-            ("after_val_epoch", self._results),
-            ("after_test_epoch", self._results),
-            ("after_optimizer_step", self._stepped),
+            ("after_val_epoch", self._copy_metrics),
+            ("after_test_epoch", self._copy_metrics),
+            ("after_optimizer_step", self._count_step),
         ):
             yield ForeignCall(f"counters.{event}", (event,), fn, Priority.HIGHEST)
-        # after the optimizer's step
+        # priority 45: after the optimizer hook has made its step
         yield ForeignCall("counters.after_train_iter", ("after_train_iter",), self._after_train_iter, 45)
         for event in ("after_val", "after_test"):
             end = partial(self._evaluate, False)
             yield ForeignCall(f"counters.{event}", (event,), end, Priority.LOWEST)
 
     def _begin(self, trainer: Any, event: Any) -> None:
+        """Set the Lightning trainer's lengths, schedulers and counters when our trainer begins to train."""
         native = self._native
         native.should_stop = False
         length = trainer.limits.length("train", trainer.train_loader)
@@ -61,17 +62,20 @@ class Counters:
         ]
         config = import_module(f"{self._pl.__name__}.utilities.types").LRSchedulerConfig
         native.strategy.lr_scheduler_configs = [
-            config(each, interval="step") for each in trainer.schedulers if hasattr(each, "optimizer")
+            config(scheduler, interval="step")
+            for scheduler in trainer.schedulers
+            if hasattr(scheduler, "optimizer")
         ]
         self._steps = max(self._steps, trainer.iter)
+        # for Lightning, an epoch whose validation is still due has not ended
         self._epoch = trainer.epoch - resumes_evaluation(trainer)
-        self._move(trainer, event)
+        self._copy_counters(trainer, event)
 
     def _next_epoch(self, trainer: Any, event: Any) -> None:
         self._epoch = trainer.epoch
-        self._move(trainer, event)
+        self._copy_counters(trainer, event)
 
-    def _move(self, trainer: Any, event: Any) -> None:
+    def _copy_counters(self, trainer: Any, event: Any) -> None:
         loop = self._native.fit_loop
         epoch, batches = loop.epoch_progress.current, loop.epoch_loop.batch_progress
         epoch.ready = epoch.started = self._epoch + 1
@@ -82,31 +86,34 @@ class Counters:
         loop.epoch_loop._batches_that_stepped = self._steps
         self._module.training = trainer.model.training
 
-    def _stepped(self, trainer: Any, event: Any) -> None:
+    def _count_step(self, trainer: Any, event: Any) -> None:
         self._steps += 1
 
     def _after_train_iter(self, trainer: Any, event: Any) -> None:
-        """Update Lightning's counters and metrics after an iteration, without waiting for the device.
+        """Copy the counters, and the step's outputs as metrics `train/NAME`, without waiting for the device.
 
-        A number also has its bare name if no validation reports it.
+        Without a validation loader, each output is also copied as `NAME`.
         """
-        self._move(trainer, event)
+        self._copy_counters(trainer, event)
         outputs = trainer.outputs if isinstance(trainer.outputs, Mapping) else {}
-        for name, value in single_numbers(outputs).items():
-            number = torch.as_tensor(value)
-            self._update_metrics({f"train/{name}": number} | ({} if trainer.val_loader else {name: number}))
+        numbers = {name: torch.as_tensor(value) for name, value in single_numbers(outputs).items()}
+        self._update_metrics({f"train/{name}": number for name, number in numbers.items()})
+        if not trainer.val_loader:
+            self._update_metrics(numbers)
 
-    def _results(self, trainer: Any, event: Any) -> None:
+    def _copy_metrics(self, trainer: Any, event: Any) -> None:
         self._update_metrics({name: torch.tensor(value) for name, value in event.metrics.items()})
 
     def _update_metrics(self, numbers: Mapping[str, torch.Tensor]) -> None:
-        for each in ("_callback_metrics", "_logged_metrics"):
-            getattr(self._native._logger_connector, each).update(numbers)
+        for attribute in ("_callback_metrics", "_logged_metrics"):
+            getattr(self._native._logger_connector, attribute).update(numbers)
 
     def _evaluate(self, begins: bool, trainer: Any, event: Any) -> None:
         """Set Lightning's stage to that of the evaluation, or back to the training's."""
-        self._move(trainer, event)
-        stage = "training" if not begins else "validating" if event.mode == "val" else "testing"
+        self._copy_counters(trainer, event)
+        stage = "training"
+        if begins:
+            stage = "validating" if event.mode == "val" else "testing"
         setattr(self._native, stage, True)
 
 
@@ -117,7 +124,7 @@ def validates_next(trainer: Any) -> bool:
 
 
 def validates_every_epoch(trainer: Any) -> bool:
-    """Return whether all epochs have a validation, or none has."""
+    """Return whether every epoch is followed by a validation, or none is."""
     if not trainer.by_epoch or trainer.val_loader is None:
         return True
     return all("val" in trainer.schedule.after(n + 1, trainer.max_epochs) for n in range(trainer.max_epochs))

@@ -1,4 +1,4 @@
-"""Define the adapter of `Foreign` for callbacks of Lightning."""
+"""Run callbacks of Lightning in our trainer: the adapter that `Foreign` uses for them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from eventloop.bridges.host import require
-from eventloop.bridges.lightning.callback import LEAST, PACKAGES
 from eventloop.bridges.lightning.methods import WITHOUT_EVENT, base_of, defines, package_of
 from eventloop.bridges.lightning.own_trainer import OwnTrainer
+from eventloop.bridges.lightning.packages import LEAST, PACKAGES
 
 SYSTEM = "lightning"
 REFUSED = {
@@ -25,10 +25,10 @@ REFUSED = {
 
 
 def check(callback: Any) -> None:
-    """Refuse an object that is not a callback, or that controls Lightning's own loop.
+    """Refuse an object that is not a callback of Lightning, or that would have no effect in our trainer.
 
     Raises:
-        TypeError: it is not a callback of Lightning.
+        TypeError: the object is not a callback of Lightning.
         ValueError: the callback would have no effect here.
         ImportError: Lightning is too old.
     """
@@ -49,29 +49,29 @@ def check(callback: Any) -> None:
                 f"{name} defines {method}, which would never be called: no event of this trainer corresponds "
                 "to it"
             )
-    distribution = next(each for module, each in PACKAGES.items() if module.partition(".")[0] == package)
+    distribution = next(name for module, name in PACKAGES.items() if module.partition(".")[0] == package)
     require(package, distribution, LEAST, extra="lightning")
 
 
 def stateful(callback: Any) -> bool:
-    """Return whether the callback's class has a state to save."""
+    """Return whether the callback's class overrides `state_dict`."""
     return type(callback).state_dict is not cast(Any, base_of(callback)).state_dict
 
 
 def build(trainer: Any, callbacks: Sequence[Any]) -> OwnTrainer:
-    """Return a Lightning trainer that is never run, for the callbacks of our trainer.
+    """Return a Lightning trainer that never runs, which the callbacks receive in place of our trainer.
 
     Raises:
         ValueError: the callbacks come from both of Lightning's packages, or need a run of one process.
     """
     if trainer.world_size > 1 and any(
-        cls.__name__ == "SpikeDetection" for each in callbacks for cls in type(each).__mro__
+        cls.__name__ == "SpikeDetection" for callback in callbacks for cls in type(callback).__mro__
     ):
         raise ValueError(
             f"SpikeDetection of Lightning needs a run of one process, got one of {trainer.world_size}: each "
             "rank would decide alone, and Lightning decides for all ranks"
         )
-    packages = sorted({package_of(each) for each in callbacks})
+    packages = sorted({package_of(callback) for callback in callbacks})
     if len(packages) > 1:
         raise ValueError(
             f"expected callbacks of one package, got some of {' and some of '.join(packages)}: import all "

@@ -9,8 +9,8 @@ from typing import Any
 def loader_names(trainer: Any, mode: str) -> list[str]:
     """Return the names of the loaders of an evaluation, in the order of Lightning's `dataloader_idx`.
 
-    They are the keys of a mapping of loaders, else "dataloader_idx_0" and so on, as in the names of metrics.
-    A single loader, or several that are read side by side, have the name "".
+    They are the keys of a mapping of loaders, else "dataloader_idx_0" and so on, as in Lightning's names of
+    metrics. The result is [""] for a single loader, and for several of which each batch has a part.
 
     Args:
         trainer: Lightning's trainer.

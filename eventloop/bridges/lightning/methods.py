@@ -9,11 +9,11 @@ from eventloop.optim.optimizers import each_optimizer
 
 
 class Method(NamedTuple):
-    """The event at which a callback's method is called, and its arguments."""
+    """Describe the event at which a callback's method is called, and the arguments of the call."""
 
     event: str
     arguments: Callable[[Any], tuple[Any, ...]] = lambda trainer: ()
-    """A function that returns the method's arguments after the trainer and the module."""
+    """A function that returns the arguments of the call that follow the trainer and the module."""
 
 
 def _batch(trainer: Any) -> tuple[Any, ...]:
@@ -63,7 +63,7 @@ METHODS: dict[str, Method] = {
     "on_fit_end": Method("after_train"),
     "teardown": Method("after_train", _stage),
 }
-"""The event at which each method is called; `on_train_epoch_end` and `on_exception` are separate."""
+"""The event at which each method is called; `OwnTrainer` handles `on_train_epoch_end` and `on_exception`."""
 WITHOUT_EVENT = ("on_before_zero_grad", "on_before_backward")
 """The methods of Lightning's callbacks to which no event of our trainer corresponds."""
 
@@ -84,5 +84,5 @@ def package_of(callback: Any) -> str:
 
 def defines(callback: Any, method: str) -> bool:
     """Return whether a callback overrides a method in its class or on the object."""
-    own = getattr(type(callback), method, None)
-    return method in vars(callback) or own is not getattr(base_of(callback), method, None)
+    class_method = getattr(type(callback), method, None)
+    return method in vars(callback) or class_method is not getattr(base_of(callback), method, None)

@@ -1,4 +1,4 @@
-"""Create the Lightning trainer, module and logger that callbacks get in our trainer."""
+"""Create the Lightning trainer, module and logger that Lightning's callbacks receive in our trainer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make_module(pl: Any, model: torch.nn.Module) -> Any:
         return model
 
     class Shared(pl.LightningModule):  # type: ignore[misc]
-        """A LightningModule with the parameters, buffers and children of another module."""
+        """Share the parameters, buffers and children of a module that is no LightningModule."""
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return model(*args, **kwargs)
@@ -36,11 +36,11 @@ def make_module(pl: Any, model: torch.nn.Module) -> Any:
 
 
 def make_logger(pl: Any, trainer: Any) -> Any:
-    """Return a Lightning logger that puts its numbers into our trainer's metrics."""
+    """Return a Lightning logger that passes its numbers to our trainer's metrics."""
     base: Any = import_module(f"{pl.__name__}.loggers").Logger
 
     class MetricsLogger(base):  # type: ignore[misc]
-        """Put logged numbers into `trainer.metrics`, from which the writers get them."""
+        """Put logged numbers into `trainer.metrics`, from which our writers receive them."""
 
         @property
         def name(self) -> str:
@@ -54,15 +54,15 @@ def make_logger(pl: Any, trainer: Any) -> Any:
             trainer.metrics.put_scalars(dict(metrics), smoothing_hint=False)
 
         def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-            """Do nothing, because the program knows its hyperparameters."""
+            """Do nothing: our trainer does not log hyperparameters."""
 
     return MetricsLogger()
 
 
 def make_trainer(pl: Any, trainer: Any, module: Any, callbacks: Sequence[Any]) -> Any:
-    """Return a Lightning trainer in the state of a running `fit`, with the options of our trainer."""
+    """Return a Lightning trainer whose state is that of a running `fit`, with the options of our trainer."""
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-    bar = any(isinstance(each, pl.callbacks.ProgressBar) for each in callbacks)
+    has_progress_bar = any(isinstance(callback, pl.callbacks.ProgressBar) for callback in callbacks)
     with _quiet(pl):
         native = pl.Trainer(
             max_epochs=trainer.max_epochs or -1,
@@ -70,7 +70,7 @@ def make_trainer(pl: Any, trainer: Any, module: Any, callbacks: Sequence[Any]) -
             logger=make_logger(pl, trainer),
             callbacks=list(callbacks),
             enable_checkpointing=False,
-            enable_progress_bar=bar,
+            enable_progress_bar=has_progress_bar,
             enable_model_summary=False,
             use_distributed_sampler=False,
             check_val_every_n_epoch=1 if validates_every_epoch(trainer) else 2,
@@ -82,7 +82,9 @@ def make_trainer(pl: Any, trainer: Any, module: Any, callbacks: Sequence[Any]) -
             devices=1,
         )
     native.strategy._lightning_module = native.strategy.model = module
-    native.strategy.optimizers = [each for each in each_optimizer(trainer.optimizer) if each is not None]
+    native.strategy.optimizers = [
+        optimizer for optimizer in each_optimizer(trainer.optimizer) if optimizer is not None
+    ]
     module._trainer = native
     states = import_module(f"{pl.__name__}.trainer.states")
     native.state.fn, native.state.status = states.TrainerFn.FITTING, states.TrainerStatus.RUNNING
@@ -93,7 +95,7 @@ def make_trainer(pl: Any, trainer: Any, module: Any, callbacks: Sequence[Any]) -
 
 @contextmanager
 def _quiet(pl: Any) -> Iterator[None]:
-    """Silence Lightning's log lines about the devices that its trainer found; our trainer has chosen."""
+    """Silence Lightning's log lines about the devices that its trainer finds, as our trainer chooses them."""
     names = (pl.__name__.partition(".")[0], pl.__name__, f"{pl.__name__}.utilities.rank_zero")
     levels = {name: logging.getLogger(name).level for name in names}
     for name in names:

@@ -1,4 +1,4 @@
-"""Call Lightning's callbacks with a Lightning trainer that is never run."""
+"""Call Lightning's callbacks at our trainer's events, with a Lightning trainer that never runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from eventloop.events import COMPLETED, AfterTrainEpoch, BeforeTrain
 from eventloop.state.plain_values import plain
 
 AFTER_OTHERS = 51
-"""The priority of a callback's `on_train_epoch_end`, so that all `on_validation_end` precede it."""
+"""The priority of `on_train_epoch_end`: after `on_validation_end` of all callbacks, as in Lightning."""
 
 
 class OwnTrainer:
-    """A Lightning `Trainer` that is never run, a module that shares the model's parts, and the callbacks.
+    """Call Lightning callbacks with a Lightning `Trainer` that never runs, and a module of our model's parts.
 
     Args:
         trainer: our trainer.
@@ -47,7 +47,7 @@ class OwnTrainer:
         self._ours.metrics.put_scalars(values)
 
     def own_calls(self) -> Iterator[ForeignCall]:
-        """Yield the handlers that set the Lightning trainer's counters."""
+        """Yield the subscriptions that copy our trainer's counters to the Lightning trainer."""
         yield from self._counters.calls()
         yield ForeignCall("counters.end", ("after_train",), lambda trainer, event: self._ready.clear(), 100)
 
@@ -70,12 +70,12 @@ class OwnTrainer:
 
     def _call(self, callback: Any, name: str, method: Method, trainer: Any, event: Any) -> None:
         if method.event == "after_train" and trainer.failure is not None:
-            return  # Lightning calls on_exception alone
+            return  # after an error Lightning calls on_exception instead of on_train_end and teardown
         getattr(callback, name)(self.native, self.module, *method.arguments(trainer))
         self._apply_stop(callback, trainer)
 
     def _set_up(self, callback: Any, *_: Any) -> None:
-        """Call a callback's `setup` once, before the run or before a checkpoint is loaded for it."""
+        """Call a callback's `setup` once a run: at its begin, or before the callback loads its state."""
         if id(callback) not in self._ready:
             self._ready.add(id(callback))
             callback.setup(self.native, self.module, "fit")
@@ -85,10 +85,10 @@ class OwnTrainer:
             callback.on_exception(self.native, self.module, trainer.failure)
 
     def _epoch_end(self, callback: Any) -> ForeignCall:
-        """Return the subscription of `on_train_epoch_end`, which in Lightning follows the epoch's validation.
+        """Return the subscription of `on_train_epoch_end`; Lightning calls it after the epoch's validation.
 
-        It is called at the end of an epoch that has no validation, and at the end of the training if the
-        validation never came.
+        It is called at the end of an epoch without a validation, and at the end of the training if the last
+        epoch's validation did not take place.
         """
         pending = False
 
@@ -97,9 +97,10 @@ class OwnTrainer:
             if isinstance(event, BeforeTrain):
                 pending = resumes_evaluation(trainer)
                 return
-            ends = isinstance(event, AfterTrainEpoch)
-            pending = pending or ends
-            if not pending or (ends and event.reason == COMPLETED and validates_next(trainer)):
+            epoch_ends = isinstance(event, AfterTrainEpoch)
+            pending = pending or epoch_ends
+            validation_follows = epoch_ends and event.reason == COMPLETED and validates_next(trainer)
+            if not pending or validation_follows:
                 return
             pending = False
             self.native.training = True
@@ -118,19 +119,19 @@ class OwnTrainer:
     # --- checkpoints ---------------------------------------------------------------------------------------
 
     def _load(self, callback: Any, trainer: Any, event: Any) -> None:
-        """Let a callback load its part of a checkpoint, while the model holds the checkpoint's weights.
+        """Let a callback load its state from a checkpoint, while the model has the checkpoint's weights.
 
-        The model gets its own weights back afterwards, because the checkpoint may still be refused.
+        Afterwards the model gets its present weights back, because the checkpoint may still be refused.
         """
         checkpoint, module = trainer.checkpoint, self.module
         self._set_up(callback)
-        kept = _copied(module)
+        present_weights = _copied(module)
         try:
             module.load_state_dict(checkpoint.get(OWN, checkpoint["state_dict"]), strict=False)
             callback.on_load_checkpoint(self.native, module, checkpoint)
             checkpoint[OWN] = _copied(module)
         finally:
-            module.load_state_dict(kept)
+            module.load_state_dict(present_weights)
 
     def state_dict(self, callback: Any) -> dict[str, Any]:
         """Return the state of a callback."""
@@ -139,8 +140,10 @@ class OwnTrainer:
     def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
         """Load the state of a callback."""
         callback.load_state_dict(dict(state))
-        if hasattr(callback, "_restarting"):  # then it would replace the groups that we restore by old ones
-            callback._restarting = False
+        if hasattr(callback, "_restarting"):
+            callback._restarting = (
+                False  # else BaseFinetuning replaces our restored param groups by its saved ones
+            )
 
 
 def _copied(module: torch.nn.Module) -> dict[str, Any]:

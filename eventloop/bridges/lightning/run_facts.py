@@ -1,4 +1,4 @@
-"""Read from a Lightning trainer what a run of ours needs: optimizers, lengths, losses, names."""
+"""Read optimizers, lengths, losses and names of logged numbers from a Lightning trainer."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 
 
 def loop_of(trainer: Any, stage: str) -> Any:
-    """Return the loop of a Lightning trainer that makes the run of a stage, such as "fit"."""
+    """Return the loop that a Lightning trainer runs in a stage, such as its `fit_loop` for "fit"."""
     return getattr(trainer, f"{getattr(stage, 'value', stage)}_loop")
 
 
 def optimizers_of(trainer: Any) -> Any:
-    """Return the optimizer of a Lightning trainer, several by name, or None."""
-    # not that of a module without one
-    optimizers = [each for each in trainer.optimizers if each.param_groups]
+    """Return the optimizer of a Lightning trainer, a dict of several by name, or None."""
+    # Lightning gives a module that configures no optimizer one without parameter groups
+    optimizers = [optimizer for optimizer in trainer.optimizers if optimizer.param_groups]
     if len(optimizers) == 1:
         return optimizers[0]
-    return {f"optimizer_{number}": each for number, each in enumerate(optimizers)} or None
+    return {f"optimizer_{number}": optimizer for number, optimizer in enumerate(optimizers)} or None
 
 
 def total_of(trainer: Any, max_epochs: int | None) -> int | None:
-    """Return the number of batches of the run, as far as it is known."""
+    """Return the number of batches of the run, or None if it is unknown."""
     steps, batches = trainer.max_steps, trainer.num_training_batches
     limits = []
     if max_epochs is not None and batches != float("inf"):
@@ -34,7 +34,10 @@ def total_of(trainer: Any, max_epochs: int | None) -> int | None:
 
 
 def whole_loss(trainer: Any, outputs: Any) -> Any:
-    """Return the outputs of a batch with the loss of `training_step`, which Lightning has divided."""
+    """Return the outputs of a batch with the loss as `training_step` returned it.
+
+    Lightning divides the loss by the number of batches whose gradients are accumulated.
+    """
     if isinstance(outputs, torch.Tensor):
         outputs = {"loss": outputs}
     batches = trainer.accumulate_grad_batches
@@ -46,6 +49,6 @@ def whole_loss(trainer: Any, outputs: Any) -> Any:
 
 
 def logged_of(trainer: Any) -> frozenset[str]:
-    """Return the names under which Lightning logs numbers of this batch or of the epoch, at its own steps."""
-    metas = [each.meta for each in (trainer._results or {}).values() if each.meta.logger]
+    """Return the names of the numbers that the module has logged by `self.log(..., logger=True)`."""
+    metas = [result.meta for result in (trainer._results or {}).values() if result.meta.logger]
     return frozenset(meta.forked_name(on_step) for meta in metas for on_step in (True, False))

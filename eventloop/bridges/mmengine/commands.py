@@ -1,4 +1,4 @@
-"""Apply commands in a training of MMEngine, by the runner's own means."""
+"""Apply the commands `checkpoint`, `validate` and `set` in a training of MMEngine, by the runner's code."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from eventloop.bridges.replaced_methods import ReplacedMethods
 from eventloop.steering.protocols import CommandError
 
 STEPS = ("after_train_iter", "after_train_epoch", "after_val_epoch")
-"""The methods of MMEngine's hook that step schedulers."""
+"""The methods of MMEngine's ParamSchedulerHook, which steps schedulers."""
 
 
 def checkpoint(trainer: HostedTrainer) -> dict[str, str]:
-    """Save a checkpoint of MMEngine in the run's directory, for `Runner(load_from=..., resume=True)`."""
+    """Save an MMEngine checkpoint in the run's directory; `Runner(load_from=..., resume=True)` loads it."""
     name = f"iter_{trainer.iter}.pth"
     trainer.native.save_checkpoint(str(trainer.work_dir.absolute()), name, by_epoch=False)
     return {"path": str(trainer.work_dir.absolute() / name)}
 
 
 def validate(trainer: HostedTrainer) -> dict[str, float]:
-    """Validate now, by the runner's loop of validation, and answer with the metrics."""
+    """Validate now, by the runner's `val_loop`, and answer with the metrics."""
     if (loop := trainer.native.val_loop) is None:
         raise CommandError("the runner has no val_dataloader, val_cfg and val_evaluator")
     return validate_aside(trainer, loop.run, [getattr(loop, "dataloader", None)])
 
 
 def steer(trainer: HostedTrainer, methods: ReplacedMethods) -> None:
-    """Give a trainer the runner's checkpoints, validations and schedulers.
+    """Make a trainer's commands `checkpoint`, `validate` and `set` use the methods of its MMEngine runner.
 
     Args:
         methods: the methods that the bridge replaces until the run ends.
@@ -39,9 +39,14 @@ def steer(trainer: HostedTrainer, methods: ReplacedMethods) -> None:
     hooks = [hook for hook in trainer.native.hooks if isinstance(hook, ParamSchedulerHook)]
 
     def schedulers() -> Iterator[Any]:
-        found = trainer.native.param_schedulers if hooks else None
-        for each in found.values() if isinstance(found, dict) else [found or []]:
-            yield from each
+        if not hooks:
+            return
+        configured = trainer.native.param_schedulers  # a list, or lists by the name of an optimizer, or None
+        if isinstance(configured, dict):
+            for named in configured.values():
+                yield from named
+        else:
+            yield from configured or []
 
     def follow(schedules: HostSchedules) -> None:
         for hook in hooks:

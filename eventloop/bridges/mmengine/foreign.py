@@ -1,4 +1,4 @@
-"""Run hooks of MMEngine in this engine's `Trainer`, with an MMEngine runner that is never run."""
+"""Run hooks of MMEngine in this engine's `Trainer`, with an MMEngine runner that never runs."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ REFUSED = {
     "NPUProfilerHook": "this trainer runs on no NPU; ProfilerHook profiles the CPU and CUDA",
 }
 """The hooks that cannot be used here, each with the reason or the substitute."""
-KEPT = ("best_", "keep_ckpt_ids", "last_ckpt")
-"""The prefixes of the keys of a CheckpointHook's state in the message hub."""
+STATE_KEYS = ("best_", "keep_ckpt_ids", "last_ckpt")
+"""The prefixes of the keys under which a CheckpointHook keeps its state in MMEngine's message hub."""
 OUTPUTS = ("after_train_iter", "after_val_iter", "after_test_iter")
 
 
 def check(callback: Any) -> None:
-    """Refuse an object that is not a hook, and hooks that control the loop of a runner.
+    """Refuse an object that is not a hook of MMEngine, and hooks that can have no effect in our trainer.
 
     Raises:
-        TypeError: it is not a hook of MMEngine.
-        ValueError: it controls a runner's loop.
+        TypeError: the object is not a hook of MMEngine.
+        ValueError: the hook is one of those in `REFUSED`.
     """
     if not isinstance(callback, mmengine.hooks.Hook):
         raise TypeError(
@@ -59,17 +59,18 @@ def stateful(callback: Any) -> bool:
 
 
 def build(trainer: Any, callbacks: Sequence[Any]) -> _Driver:
-    """Return the object that sets the counters of one runner, which all MMEngine hooks of a trainer share."""
+    """Return the object that owns the runner which all MMEngine hooks of a trainer receive."""
     return _Driver(trainer, callbacks)
 
 
 class _Driver:
-    """An MMEngine runner whose counters follow our trainer's."""
+    """Call MMEngine hooks at our trainer's events, with a runner that gets our trainer's counters."""
 
     def __init__(self, trainer: Any, hooks: Sequence[Any]) -> None:
         self._trainer = ref(trainer)
         self._runner = _runner(trainer)
-        self._begun: dict[int, int] = {}  # by hook id, the load that called its `before_run`
+        # ids of hooks whose `before_run` was called early, for a checkpoint, with the number of that load
+        self._begun: dict[int, int] = {}
         for hook in hooks:
             self._runner.register_hook(hook)
 
@@ -81,68 +82,75 @@ class _Driver:
         """Yield a subscription for each method that the hook's class overrides."""
         priority = int(theirs(callback.priority))
         if stateful(callback):
-            priority -= 1  # before our CheckpointHook, also VERY_LOW, which saves the state
+            priority -= 1  # before our CheckpointHook of the same priority, which saves this hook's state
         for stage in callback.get_triggered_stages():
             if stage == "after_load_checkpoint":
-                yield ForeignCall(stage, (stage,), self._loading(callback), priority)
+                yield ForeignCall(stage, (stage,), self._load_handler(callback), priority)
             else:
-                yield ForeignCall(stage, (stage,), self._calling(getattr(callback, stage), stage), priority)
+                yield ForeignCall(
+                    stage, (stage,), self._call_handler(getattr(callback, stage), stage), priority
+                )
 
-    def _loading(self, hook: Any) -> Callable[[Any, Any], object]:
-        """Return a handler that calls `before_run` of a hook and then gives it the checkpoint.
+    def _load_handler(self, hook: Any) -> Callable[[Any, Any], object]:
+        """Return a handler that calls `before_run` and then `after_load_checkpoint` of a hook.
 
-        A hook that swaps an average and the own weights does so for a resume alone. `load_checkpoint` still
-        loads the weights that the checkpoint holds as `state_dict`.
+        A hook such as EMAHook exchanges the averaged weights and the model's own in the checkpoint. That
+        changes the weights with which a run resumes, under the key `OWN`; `state_dict` stays as saved.
         """
 
         def load(trainer: Any, event: Any) -> None:
             if not trainer.running:
                 hook.before_run(self._runner)
                 self._begun[id(hook)] = trainer.state.loads + 1
-            given = {
+            checkpoint = {
                 key: dict(value) if isinstance(value, Mapping) else value
                 for key, value in trainer.checkpoint.items()
             }
-            given["state_dict"] = dict(given.get(OWN, given["state_dict"]))
+            checkpoint["state_dict"] = dict(checkpoint.get(OWN, checkpoint["state_dict"]))
             self._runner._resume = True
-            hook.after_load_checkpoint(self._runner, given)
-            trainer.checkpoint[OWN] = given["state_dict"]
+            hook.after_load_checkpoint(self._runner, checkpoint)
+            trainer.checkpoint[OWN] = checkpoint["state_dict"]
 
         return load
 
-    def _calling(self, method: Callable[..., Any], stage: str) -> Callable[[Any, Any], object]:
+    def _call_handler(self, method: Callable[..., Any], stage: str) -> Callable[[Any, Any], object]:
+        """Return a handler that sets the runner's counters, calls a hook's method and applies its effects."""
         hook = method.__self__  # type: ignore[attr-defined]
 
         def call(trainer: Any, event: Any) -> None:
             runner = self._runner
             if stage == "before_run" and self._begun.pop(id(hook), None) == trainer.state.loads:
-                return  # called before the checkpoint was loaded
+                return  # was called already, when the checkpoint was loaded
             loop = runner._train_loop
             loop._iter = event.iter
-            loop._epoch = event.epoch if trainer.by_epoch else 0  # a loop by iterations counts none
-            logged = {name: len(buffer.data[0]) for name, buffer in runner.message_hub.log_scalars.items()}
+            loop._epoch = event.epoch if trainer.by_epoch else 0  # IterBasedTrainLoop has no epochs
+            lengths = {name: len(buffer.data[0]) for name, buffer in runner.message_hub.log_scalars.items()}
             method(runner, **_arguments(trainer, event, stage))
-            self._forward(trainer, logged)
+            self._copy_numbers(trainer, lengths)
             if loop.stop_training:
                 loop.stop_training = False
                 trainer.stop(f"{type(hook).__name__} of MMEngine set stop_training")
 
         return call
 
-    def _forward(self, trainer: Any, logged: Mapping[str, int]) -> None:
-        """Copy the numbers that a hook has just put into MMEngine's message hub to our trainer's metrics."""
+    def _copy_numbers(self, trainer: Any, lengths: Mapping[str, int]) -> None:
+        """Copy the numbers that a hook has put into MMEngine's message hub to our trainer's metrics.
+
+        Args:
+            lengths: for each name in the hub, how many values it had before the hook was called.
+        """
         for name, buffer in self._runner.message_hub.log_scalars.items():
-            if len(buffer.data[0]) > logged.get(name, 0):
+            if len(buffer.data[0]) > lengths.get(name, 0):
                 trainer.metrics.put_scalar(name.partition("/")[2] or name, float(buffer.current()))
 
     def state_dict(self, callback: Any) -> dict[str, Any]:
-        """Return a CheckpointHook's state in the message hub: its best score, kept and last checkpoints."""
-        kept = {key: value for key, value in self._info.items() if key.startswith(KEPT)}
-        return dict(plain(kept, type(callback).__name__))
+        """Return a CheckpointHook's values in the message hub: best score, kept and last checkpoints."""
+        state = {key: value for key, value in self._info.items() if key.startswith(STATE_KEYS)}
+        return dict(plain(state, type(callback).__name__))
 
     def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
-        """Replace the state in the message hub, which the hook reads when the training begins."""
-        for key in [key for key in self._info if key.startswith(KEPT)]:
+        """Replace the values of a CheckpointHook in the message hub, for the hook's `before_train`."""
+        for key in [key for key in self._info if key.startswith(STATE_KEYS)]:
             del self._info[key]
         self._info.update(state)
 
@@ -153,10 +161,11 @@ class _Driver:
 
 
 def _arguments(trainer: Any, event: Any, stage: str) -> dict[str, Any]:
-    """Return the arguments that a hook of MMEngine gets at a stage, besides the runner."""
+    """Return the arguments, besides the runner, of an MMEngine hook's method such as `after_train_iter`."""
     if stage.endswith("_iter"):
-        continues = stage.endswith("_train_iter") and not trainer.by_epoch  # one pass in MMEngine
-        index = event.iter if continues else event.batch_idx
+        # MMEngine's IterBasedTrainLoop counts batches through the whole training
+        counts_on = stage.endswith("_train_iter") and not trainer.by_epoch
+        index = event.iter if counts_on else event.batch_idx
         arguments = {"batch_idx": index, "data_batch": trainer.batch}
         return arguments | {"outputs": trainer.outputs} if stage in OUTPUTS else arguments
     if stage in ("after_val_epoch", "after_test_epoch"):
@@ -168,7 +177,7 @@ def _arguments(trainer: Any, event: Any, stage: str) -> dict[str, Any]:
 
 def _runner(trainer: Any) -> Runner:
     """Build a runner with the trainer's model and optimizers, without changing random state or device."""
-    state = rng_state()  # a runner seeds everything
+    state = rng_state()  # the constructor of a runner seeds all random generators
     try:
         runner = Runner(
             model=torch.nn.Module(),
@@ -194,8 +203,10 @@ def _runner(trainer: Any) -> Runner:
 
 
 def _wrapper(optimizer: Any) -> Any:
-    wrappers = {name: OptimWrapper(each) for name, each in named_optimizers(optimizer).items()}
-    return wrappers.get("") or (OptimWrapperDict(**wrappers) if wrappers else None)
+    wrappers = {name: OptimWrapper(named) for name, named in named_optimizers(optimizer).items()}
+    if "" in wrappers:  # a single optimizer has no name
+        return wrappers[""]
+    return OptimWrapperDict(**wrappers) if wrappers else None
 
 
 _DEFAULTS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")

@@ -30,7 +30,7 @@ from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 from eventloop.bridges.mmengine.commands import steer
 
 NEVER = {"optimizer_step_skipped": "MMEngine's optim wrappers do not say that a step was skipped"}
-"""The events that no runner of MMEngine can emit, with the reasons."""
+"""The events that no runner of MMEngine can emit, each with the reason."""
 IN_ITERATION = ("before_train_iter", "after_train_iter")
 _STATE = "eventloop"
 """The key of the hooks' states in the runner's checkpoints."""
@@ -40,23 +40,23 @@ _STATE = "eventloop"
 class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is not typed
     """Emit the events of a runner's trainings, validations and tests on a bus.
 
-        attachment = EventLoopHook(writers=[JSONLWriter()])
+        bridge = EventLoopHook(writers=[JSONLWriter()])
 
-        @attachment.bus.on("after_train_iter", priority=70)
+        @bridge.bus.on("after_train_iter", priority=70)
         def show(trainer, event):
             print(event.iter, trainer.outputs["loss"])
 
-        Runner(..., custom_hooks=[attachment]).train()
+        Runner(..., custom_hooks=[bridge]).train()
 
-    It runs after the runner's other hooks, except those of lowest priority. Numbers that hooks of the runner
-    put into its message hub are logged, too: in each iteration, and those of `val/` and `test/` with the
-    metrics of the evaluation. The runner's checkpoints have the states of `hooks`.
+    Its priority is VERY_LOW, so that almost all other hooks of the runner are called before it. Numbers that
+    they put into the runner's message hub are logged at each iteration; those named `val/...` and `test/...`
+    are logged with the metrics of the evaluation. The runner's checkpoints contain the states of `hooks`.
 
     Args:
         bus: an existing bus; by default a new one, the attribute `bus`.
         hooks, writers: as for `Trainer`.
         work_dir: directory of the files; by default the runner's.
-        measure: give each hook of the runner a row in the costs.
+        measure: measure the time of each hook of the runner, for a row of its own in the costs.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or a hook does a part of the loop that the runner does.
@@ -77,14 +77,16 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
             "MMEngine", NEVER, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
         )
         self._attachment.steer = partial(steer, methods=self._attachment.methods)
-        self._trains = False  # whether the run has a training
+        self._trains = False  # whether the run trains, or only evaluates
         self._wrappers: list[Any] = []  # optim wrappers whose `backward` is measured
-        self._put_before: dict[str, Any] = {}  # values of the message hub, as the last validation left them
+        self._hub_values: dict[
+            str, Any
+        ] = {}  # the message hub's values of `val/` and `test/` at the last look
 
     # --- the run -------------------------------------------------------------------------------------------
 
     def before_run(self, runner: Runner) -> None:
-        """Wrap the runner's loops so that every end of a run is noticed; MMEngine has no event for an error.
+        """Wrap the runner's loops so that an error in one ends the run; MMEngine calls no hook for an error.
 
         Raises:
             ValueError: the runner has another `EventLoopHook`.
@@ -95,13 +97,12 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
                 "and writers"
             )
         if self._attachment.within_call:
-            return  # a hook validates or tests within the training, whose run goes on
+            return  # a hook validates or tests within a training, and the run of the training goes on
         self._attachment.end_unfinished_run()
         self._attachment.methods.restore()
         for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
-            if callable(
-                getattr(loop, "run", None)
-            ):  # else it is a config, of a loop that this run does not need
+            is_built = callable(getattr(loop, "run", None))  # else a config: this run does not use the loop
+            if is_built:
                 self._attachment.methods.replace(loop, "run", self._attachment.ending_run)
 
     def _begin_run(self, runner: Runner, *, training: bool) -> None:
@@ -121,7 +122,7 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
             epoch=getattr(loop, "epoch", 0),
             training=training,
         )
-        self._put_before = _evaluated(runner)  # of the checkpoint that the runner resumes from
+        self._hub_values = _evaluation_values(runner)  # not empty if the runner has resumed a checkpoint
         stop_at_sigterm(trainer)
         self._follow_steps = trainer.during_run.enter_context(announced_steps(trainer))
         self._wrappers = []
@@ -132,7 +133,7 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
                 self._measure(hook, names)
 
     def after_run(self, runner: Runner) -> None:
-        """End the run, unless a hook has validated or tested within the training."""
+        """End the run, unless a hook has only validated or tested within a training."""
         if self._attachment.within_call:
             return
         loop = _train_loop(runner)
@@ -143,28 +144,28 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
     def before_train(self, runner: Runner) -> None:
         """Begin a run that trains."""
         if self._runs:
-            self._attachment.end_run()  # of a validation that another hook has made before the training
+            self._attachment.end_run()  # a run that another hook began by validating before the training
         self._begin_run(runner, training=True)
 
     @property
     def _runs(self) -> bool:
-        """Whether a run has begun; a loop of the program's own may call hooks without one."""
+        """Whether a run is under way. A loop that the program has written may call hooks outside of a run."""
         return self._attachment.trainer is not None and self._attachment.trainer.running
 
     # --- the training --------------------------------------------------------------------------------------
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Begin an epoch; a run measured in iterations has one epoch."""
+        """Begin an epoch; a run that counts iterations has one epoch."""
         if self._runs:
             loader = getattr(_train_loop(runner), "dataloader", None)
             self.trainer.begin_epoch(length_of(loader) if self.trainer.by_epoch else None)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Begin an iteration."""
+        """Begin an iteration; first take the runner's present optimizers if the program has changed them."""
         if not self._runs:
             return
         trainer, wrappers = self.trainer, runner.optim_wrapper
-        if (optimizers := _optimizers(wrappers)) != trainer.optimizer:  # the program has changed it
+        if (optimizers := _optimizers(wrappers)) != trainer.optimizer:
             trainer.optimizer = optimizers
             self._follow_steps()
             self._measure_backward(wrappers)
@@ -185,8 +186,8 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
         if trainer.end_iter(outputs):
             if (loop := _train_loop(runner)) is not None:
                 loop.stop_training = True
-            if trainer.stop_signal is not None:  # the runner would train to the end of its epoch
-                self._attachment.end_run()  # ends the program, too
+            if trainer.stop_signal is not None:  # end the program now, not after the runner's epoch
+                self._attachment.end_run()
 
     def after_train_epoch(self, runner: Runner) -> None:
         """End the epoch."""
@@ -195,17 +196,18 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
             self._stop_host(runner)
 
     def _stop_host(self, runner: Runner) -> None:
-        """Stop the runner, whose ranks are all here, if a handler of one of them has requested a stop."""
+        """Stop the runner if a handler on any rank has requested a stop; all ranks call this together."""
         if self.trainer.stops.edge() and (loop := _train_loop(runner)) is not None:
             loop.stop_training = True
 
     def _measure_backward(self, wrappers: Any) -> None:
         for wrapper in named_optimizers(wrappers).values():
-            if not any(each is wrapper for each in self._wrappers):
+            if not any(known is wrapper for known in self._wrappers):
                 self._wrappers.append(wrapper)
-                self._attachment.methods.replace(wrapper, "backward", self._backward)
+                self._attachment.methods.replace(wrapper, "backward", self._wrap_backward)
 
-    def _backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        """Charge the time of `backward` to the phase of that name, and emit `after_backward`."""
         trainer, waits = self.trainer, self.trainer.clock.waits
 
         @wraps(backward)
@@ -221,11 +223,11 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
     # --- validations and tests -----------------------------------------------------------------------------
 
     def before_val(self, runner: Runner) -> None:
-        """Begin a validation; begin a run if there is no training."""
+        """Begin a validation, and a run if none is under way."""
         self._begin_evaluation(runner, "val")
 
     def before_test(self, runner: Runner) -> None:
-        """Begin a test; begin a run if there is no training."""
+        """Begin a test, and a run if none is under way."""
         self._begin_evaluation(runner, "test")
 
     def _begin_evaluation(self, runner: Runner, mode: Any) -> None:
@@ -249,15 +251,17 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
     after_test_iter = after_val_iter
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """End the validation, with its metrics."""
+        """End the validation with its metrics and the numbers put into the message hub since the last one."""
         if not self._runs:
             return
-        before, self._put_before = self._put_before, _evaluated(runner)
-        new = {name: values for name, values in self._put_before.items() if values is not before.get(name)}
+        before, self._hub_values = self._hub_values, _evaluation_values(runner)
+        changed = {
+            name: values for name, values in self._hub_values.items() if values is not before.get(name)
+        }
         in_hub = {
             short: values[-1]
-            for name, values in new.items()
-            if values.size and (short := _without(self.trainer.mode, name))
+            for name, values in changed.items()
+            if values.size and (short := _without_prefix(self.trainer.mode, name))
         }
         self.trainer.end_val(read_numbers(in_hub | (metrics or {})))
         self._stop_host(runner)
@@ -279,7 +283,8 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
         if hook is self:
             return
         cls = type(hook)
-        suffix = " (mmengine)" if cls.__module__.startswith("mmengine.") else ""  # it has a LoggerHook, too
+        # MMEngine and eventloop both have a LoggerHook
+        suffix = " (mmengine)" if cls.__module__.startswith("mmengine.") else ""
         label = names.of(hook, cls.__name__, suffix)
         with measuring_only(f"a {cls.__name__} of MMEngine"):
             for stage in hook.get_triggered_stages():
@@ -288,15 +293,15 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
                 )
 
     def _measured(self, name: str, stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        inside = stage in IN_ITERATION
-        return self.trainer.foreign_calls.measured(method, name, stage, in_iteration=inside)
+        in_iteration = stage in IN_ITERATION
+        return self.trainer.foreign_calls.measured(method, name, stage, in_iteration=in_iteration)
 
 
 def _train_loop(runner: Runner) -> Any:
-    """Return the runner's loop of training; None if it has none yet.
+    """Return the runner's training loop; None if the runner has not built one.
 
-    The runner's properties `train_loop`, `iter`, `epoch`, `max_iters`, `max_epochs` and `train_dataloader`
-    build it, with the data set, which a program that only tests may not have.
+    Never read the runner's `train_loop`, `iter`, `epoch`, `max_iters`, `max_epochs` or `train_dataloader` in
+    its place: they build the loop with its data set, which a program that only tests may not have.
     """
     return runner._train_loop if isinstance(runner._train_loop, BaseLoop) else None
 
@@ -308,32 +313,32 @@ def _ended_early(loop: Any) -> bool:
 
 
 _OWN = ("lr", "momentum", "time", "data_time", "memory")
-"""The numbers in MMEngine's message hub that the bridge does not log, because it logs its own."""
+"""The numbers in MMEngine's message hub that the bridge does not log: eventloop logs these itself."""
 _EVALUATIONS = ("val/", "test/")
 
 
-@cache  # each iteration asks for each name
+@cache  # called for each name at each iteration
 def _train_name(name: str) -> str | None:
-    """Return the name under which a number of the message hub is logged in an iteration; None if it is not.
+    """Return the name under which a number of the message hub is logged at an iteration, or None.
 
-    Numbers whose name has no prefix belong to the training.
+    Numbers named `train/...`, and those whose names have no such prefix, are logged; those in `_OWN` are not.
     """
     if name.startswith(_EVALUATIONS):
         return None
-    short = _without("train", name) if name.startswith("train/") else name if name not in _OWN else None
-    return None if short is None else name_of_host(short)
+    short = name.removeprefix("train/")
+    return None if short in _OWN else name_of_host(short)
 
 
-def _without(mode: str, name: str) -> str | None:
+def _without_prefix(mode: str, name: str) -> str | None:
     """Return a name of the message hub without the prefix of a mode; None if the bridge does not log it."""
     prefix, _, short = name.partition("/")
     return short if prefix == mode and short not in _OWN else None
 
 
-def _evaluated(runner: Runner) -> dict[str, Any]:
-    """Return the values of the numbers in the message hub that have the prefix of a validation or a test.
+def _evaluation_values(runner: Runner) -> dict[str, Any]:
+    """Return the message hub's values, each an array, whose names begin with "val/" or "test/".
 
-    The hub makes a new array of the values for each new value.
+    A new value makes the hub create a new array, so a number has changed if its array is another object.
     """
     scalars = runner.message_hub.log_scalars.items()
     return {name: buffer.data[0] for name, buffer in scalars if name.startswith(_EVALUATIONS)}

@@ -50,7 +50,7 @@ NEVER = {
     "before_val_iter": "Transformers has no callback before a batch of an evaluation: use after_val_iter",
     "before_test_iter": "Transformers has no callback before a batch of a prediction: use after_test_iter",
 }
-"""The events that Transformers cannot emit, with the reasons."""
+"""The events that Transformers cannot emit, each with the reason."""
 
 EVALUATIONS: dict[str, Evaluate] = {"evaluate": "val", "predict": "test"}
 """The methods of the Transformers trainer that evaluate, and the mode of their evaluation."""
@@ -62,7 +62,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         bridge = EventLoopCallback(hooks=[EMAHook()], writers=[JSONLWriter()])
 
         @bridge.bus.on("after_train_iter", every=100)
-        def look(trainer, event):
+        def show(trainer, event):
             print(event.iter, trainer.native.state.epoch)
 
         transformers.Trainer(model, args, train_dataset=data, callbacks=[bridge]).train()
@@ -73,9 +73,9 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
     file `eventloop.pt`, and `resume_from_checkpoint` restores them.
 
     Pass it to the host as `callbacks=[...]`, or to each trainer of a program by
-    `transformers.trainer.DEFAULT_CALLBACKS.append(EventLoopCallback)`. Then it notices any error that ends
-    `train()`. After `trainer.add_callback(...)` it notices, in the first training, only errors of
-    `training_step` and of the data loader.
+    `transformers.trainer.DEFAULT_CALLBACKS.append(EventLoopCallback)`. Then any error that ends `train()`
+    also ends the run. After `trainer.add_callback(...)`, in the first training, only errors of
+    `training_step` and of the data loader do.
 
     Args:
         bus: an existing bus to emit events on.
@@ -106,32 +106,34 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         self._callbacks = MeasuredCallbacks(self._calls, self._attachment.methods, EventLoopCallback)
         self._watched: ref[Any] | None = None  # the host whose `train` is wrapped
         self._within_train = False  # whether the wrapped `train` is running
-        self._evaluated = 0  # number of batches of the running evaluation, or of its data set
-        self._loader = ""  # the name of the data set that is evaluated, if there are several
+        self._batches_evaluated = 0  # of the data set that is being evaluated
+        self._loader = ""  # the name of the data set that is being evaluated; "" if there is only one
         self._prefix = "eval"  # the host's prefix of the metrics of the running evaluation
         self._logged: dict[str, Any] = {}  # numbers logged by the host within an evaluation
-        self._done = 0  # completed iterations of the epoch that a resumed run continues
+        self._iterations_before_resume = 0  # completed iterations of the epoch that a resumed run continues
         self._step_began = self._hooks_before = 0.0
 
     # --- the host's run ---------------------------------------------------------------------------------
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Watch the training of the host that is being created."""
-        if (found := find_host(self)) is not None:
-            self._watch(found.trainer)
+        """Wrap the methods of the host that is being created."""
+        if (calling := find_host(self)) is not None:
+            self._watch(calling.trainer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin a run: emit `before_run` and `before_train`."""
-        found = find_host(self)
-        if found is None:
+        calling = find_host(self)
+        if calling is None:
             raise RuntimeError(
                 "EventLoopCallback serves the loop of a transformers.Trainer, got a call from another loop: "
                 "drive that loop with eventloop.bridges.DrivenTrainer"
             )
-        host, resumed_from = found
-        self._attachment.end_run()  # ends the former run, if the host restarts with smaller batches
+        host, resumed_from = calling
+        self._attachment.end_run()  # the former run is open if the host restarts with a smaller batch size
         self._watch(host)
-        if not self._within_train:  # added to a trainer that had been built
+        if (
+            not self._within_train
+        ):  # `add_callback` came after the host's constructor, so `train` is not wrapped
             for name in ("training_step", "get_batch_samples"):
                 self._attachment.methods.replace(host, name, self._attachment.ending_run)
         if resumed_from is not None:
@@ -149,47 +151,45 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
             epoch=epoch,
         )
         length = updates(args, kwargs["train_dataloader"])
-        self._done = 0 if length is None else state.global_step - epoch * length
-        self._join(host, trainer)
+        self._iterations_before_resume = 0 if length is None else state.global_step - epoch * length
+        self._measure_phases(host, trainer)
 
-    def _join(self, host: Any, trainer: DrivenTrainer) -> None:
-        """Replace the methods of the host by which phases are seen, until the run ends."""
+    def _measure_phases(self, host: Any, trainer: DrivenTrainer) -> None:
+        """Wrap methods of the host to measure the phases of an iteration, until the run ends."""
         stop_at_sigterm(trainer)
         self._attachment.methods.replace(host, "get_batch_samples", partial(waits_for_data, trainer))
         for name, (phase, event) in PARTS.items():
             self._attachment.methods.replace(
                 host.accelerator, name, partial(measured_part, trainer, phase, event)
             )
-        self._begin_measuring(host, trainer)
+        self._measure_callbacks_of_run(host, trainer)
 
-    def _begin_measuring(self, host: Any, trainer: DrivenTrainer) -> None:
+    def _measure_callbacks_of_run(self, host: Any, trainer: DrivenTrainer) -> None:
         trainer.foreign_calls = self._calls
         self._callbacks = MeasuredCallbacks(self._calls, self._attachment.methods, EventLoopCallback)
-        self._measure(host)
+        self._measure_new_callbacks(host)
 
-    def _measure(self, host: Any) -> None:
+    def _measure_new_callbacks(self, host: Any) -> None:
         if self._attachment.measure:
             self._callbacks.measure(host.callback_handler.callbacks)
 
     def _charge(self, phase: Literal["hooks"], seconds: float) -> None:
-        """Count a callback's time in the iteration, unless it is within an evaluation, which is left out."""
+        """Charge a callback's time to the phase "hooks" of the iteration, except within an evaluation."""
         trainer = self._attachment.trainer
         if trainer is not None and trainer.metrics.inside.mode == "train":
             trainer.clock.charge(phase, seconds)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End the run, unless the wrapped `train` of the host will do it after all callbacks have ended."""
+        """End the run, unless the wrapped `train` of the host will end it, after all callbacks."""
         self._record_early_end(state, control)
         if not self._within_train:
             self._attachment.end_run()
 
     def _watch(self, host: Any) -> None:
-        """Wrap the host's `train` so that the run is ended in every case.
-
-        Its `evaluate` and `predict` emit the events of an evaluation from then on.
+        """Wrap `train` of the host to end the run even after an error, and its evaluations to emit events.
 
         Raises:
-            ValueError: the host has two of these callbacks.
+            ValueError: the host has two callbacks of this class.
         """
         _check_single(host.callback_handler.callbacks)
         if self._watched is not None and self._watched() is host:
@@ -197,7 +197,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         self._watched, train = ref(host), self._attachment.ending_run(host.train)
 
         @wraps(train)
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def train_and_end_run(*args: Any, **kwargs: Any) -> Any:
             self._within_train = True
             try:
                 result = train(*args, **kwargs)
@@ -206,26 +206,26 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
             self._attachment.end_run()
             return result
 
-        host.train = watched
-        host.add_callback = _adding(host)
+        host.train = train_and_end_run
+        host.add_callback = _checked_add_callback(host)
         for name, mode in EVALUATIONS.items():
-            setattr(host, name, self._evaluating(host, mode, getattr(host, name)))
+            setattr(host, name, self._wrap_evaluation(host, mode, getattr(host, name)))
 
     # --- its epochs and iterations ------------------------------------------------------------------------
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin an epoch: emit `before_train_epoch`."""
         trainer = self._running()
-        self._measure(trainer.native)  # includes callbacks that were added since
+        self._measure_new_callbacks(trainer.native)  # callbacks that the program has added since
         trainer.begin_epoch(updates(args, kwargs["train_dataloader"]))
-        trainer.batch_idx, self._done = self._done, 0
+        trainer.batch_idx, self._iterations_before_resume = self._iterations_before_resume, 0
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the epoch: emit `after_train_epoch`."""
         trainer = self._running()
         self._record_early_end(state, control)
         trainer.end_epoch()
-        if trainer.stops.edge():  # all ranks are here
+        if trainer.stops.edge():  # a collective: every rank gets here at the end of an epoch
             control.should_training_stop = True
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -244,8 +244,10 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         """Emit `after_optimizer_step` or `optimizer_step_skipped`."""
         trainer = self._running()
         clock = trainer.clock
-        callbacks = clock.hooks - self._hooks_before  # of others, between our two methods
-        clock.charge("optimizer", perf_counter() - clock.waits.seconds - self._step_began - callbacks)
+        # other callbacks that were called since on_pre_optimizer_step are charged to "hooks" already
+        callback_seconds = clock.hooks - self._hooks_before
+        seconds = perf_counter() - clock.waits.seconds - self._step_began
+        clock.charge("optimizer", seconds - callback_seconds)
         if trainer.native.accelerator.optimizer_step_was_skipped:
             announce_in_step(trainer, OptimizerStepSkipped, reason="non-finite gradients")
         else:
@@ -262,8 +264,8 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
 
     # --- its evaluations, numbers and checkpoints ---------------------------------------------------------
 
-    def _evaluating(self, host: Any, mode: Evaluate, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the host's `evaluate` or `predict` with its events; outside of a training it is a run."""
+    def _wrap_evaluation(self, host: Any, mode: Evaluate, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `evaluate` or `predict` of the host to emit events; begin a run if none is under way."""
 
         @wraps(call)
         def evaluate(*args: Any, **kwargs: Any) -> Any:
@@ -271,10 +273,10 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
             if trainer is None or not trainer.running:
                 self._prefix = prefix
                 return self._evaluate_alone(host, mode, partial(call, *args, **kwargs))
-            if trainer.mode != "train":  # the host evaluates several data sets by calls within a call
-                self._evaluated, self._loader = 0, prefix.removeprefix(f"{self._prefix}_")
+            if trainer.mode != "train":  # for several data sets, `evaluate` of the host calls itself for each
+                self._batches_evaluated, self._loader = 0, prefix.removeprefix(f"{self._prefix}_")
                 return call(*args, **kwargs)
-            if trainer.metrics.in_iteration:  # a callback evaluates in a step
+            if trainer.metrics.in_iteration:  # called by a callback within a step: emit no events
                 return call(*args, **kwargs)
             self._prefix = prefix
             return self._evaluate(trainer, mode, partial(call, *args, **kwargs))
@@ -282,6 +284,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         return evaluate
 
     def _evaluate_alone(self, host: Any, mode: Evaluate, call: Callable[[], Any]) -> Any:
+        """Evaluate in a run of its own, because no training is under way."""
         args, state = host.args, host.state
         trainer = self._attachment.begin_run(
             host.model,
@@ -292,20 +295,21 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
             epoch=int(state.epoch or 0),
             training=False,
         )
-        self._begin_measuring(host, trainer)
+        self._measure_callbacks_of_run(host, trainer)
         result = self._attachment.ending_run(self._evaluate)(trainer, mode, call)
         self._attachment.end_run()
         return result
 
     def _evaluate(self, trainer: DrivenTrainer, mode: Evaluate, call: Callable[[], Any]) -> Any:
-        self._evaluated, self._loader, self._logged = 0, "", {}
+        """Make an evaluation of the host by `call()` between the events of its begin and its end."""
+        self._batches_evaluated, self._loader, self._logged = 0, "", {}
         trainer.begin_val(mode)
         result = call()
         metrics = read_numbers(_without_epoch(result if mode == "val" else result.metrics or {}))
         trainer.end_val(metrics)
         if extra := {name: value for name, value in self._logged.items() if name not in metrics}:
             trainer.log(extra, mode=mode, step=trainer.iter)
-        if trainer.stops.edge():  # all ranks evaluate
+        if trainer.stops.edge():  # a collective: every rank evaluates
             trainer.native.control.should_training_stop = True
         return result
 
@@ -313,26 +317,26 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         """Emit `after_val_iter`, or `after_test_iter`."""
         trainer = self._attachment.trainer
         if trainer is not None and trainer.running and trainer.mode != "train":
-            trainer.end_val_iter(None, self._evaluated, self._loader)
-            self._evaluated += 1
+            trainer.end_val_iter(None, self._batches_evaluated, self._loader)
+            self._batches_evaluated += 1
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Emit the numbers that the host logs as `scalars_logged`."""
         if (trainer := self._attachment.trainer) is None or not trainer.running:
             return
         numbers = numbers_of(_without_epoch(kwargs["logs"]))
-        if trainer.mode != "train":  # our logger logs the metrics of an evaluation, at its end
+        if trainer.mode != "train":  # `end_val` logs the metrics, and `_evaluate` logs other numbers after it
             self._logged |= numbers
         else:
             trainer.log(numbers, step=state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save the states of the hooks in the host's checkpoint."""
+        """Save the states of the hooks in the host's checkpoint, and answer a command `checkpoint`."""
         checkpoint = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         if state.is_world_process_zero and checkpoint.is_dir():
             write_state(checkpoint, self._attachment.state_dict())
         if self._commands.saves:
-            self._commands.saved(self._running())
+            self._commands.report_saved(self._running())
 
     # --- parts --------------------------------------------------------------------------------------------
 
@@ -342,15 +346,15 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         return trainer
 
     def _record_early_end(self, state: Any, control: Any) -> None:
-        """Note that another callback has stopped the training, so that an unfinished epoch is not counted."""
+        """If another callback has stopped the training, stop our trainer, which then counts no cut epoch."""
         trainer = self._running()
-        early = control.should_training_stop and state.global_step < state.max_steps
-        if early and trainer.running and trainer.stop_reason is None:
+        stopped_early = control.should_training_stop and state.global_step < state.max_steps
+        if stopped_early and trainer.running and trainer.stop_reason is None:
             trainer.stop("a callback of Transformers set control.should_training_stop")
 
 
-def _adding(host: Any) -> Callable[[Any], None]:
-    """Return the host's `add_callback`, which refuses a second of these callbacks."""
+def _checked_add_callback(host: Any) -> Callable[[Any], None]:
+    """Return a replacement of the host's `add_callback` that refuses a second EventLoopCallback."""
     add = host.add_callback
 
     @wraps(add)
@@ -362,8 +366,8 @@ def _adding(host: Any) -> Callable[[Any], None]:
 
 
 def _check_single(callbacks: Sequence[Any]) -> None:
-    """Raise ValueError if two of a host's callbacks, objects or classes, are bridges."""
-    classes = [each if isinstance(each, type) else type(each) for each in callbacks]
+    """Raise ValueError if two of a host's callbacks, given as objects or classes, are EventLoopCallbacks."""
+    classes = [callback if isinstance(callback, type) else type(callback) for callback in callbacks]
     if sum(issubclass(cls, EventLoopCallback) for cls in classes) > 1:
         raise ValueError(
             "expected one EventLoopCallback in a Trainer, got two, and each would emit the events of its "
@@ -372,5 +376,5 @@ def _check_single(callbacks: Sequence[Any]) -> None:
 
 
 def _without_epoch(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return logged values without `epoch`, which the host adds to each log, and our events have anyway."""
+    """Return logged values without `epoch`, which the host adds to each log; our events have that field."""
     return {name: value for name, value in logs.items() if name != "epoch"}

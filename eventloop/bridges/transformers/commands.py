@@ -1,4 +1,4 @@
-"""Apply commands in a Transformers training, by the host's own means."""
+"""Apply commands such as `checkpoint` in a training of Transformers (the host), by the host's methods."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from eventloop.state.undo import Undo
 from eventloop.steering.protocols import CommandError, Saving
 
 _REQUESTS = ("should_evaluate", "should_log", "should_save")
-"""What callbacks have requested for this step; an evaluation resets some of them."""
+"""The flags of the host's `control` by which callbacks make requests; an evaluation resets some of them."""
 
 
 class HostCommands:
-    """The commands that a Transformers trainer applies itself.
+    """Apply the commands `checkpoint`, `validate` and `set` by the methods of a Transformers trainer.
 
-    The host saves once all callbacks have seen the end of its step. At that end the bridge sets
-    `control.should_save` if `saves` is true, and it calls `saved` at the host's `on_save`.
+    A command `checkpoint` only sets `saves`. At the end of the host's step the bridge therefore sets
+    `control.should_save`. The host saves after all callbacks, and at its `on_save` the bridge calls
+    `report_saved`.
     """
 
     def __init__(self) -> None:
@@ -30,31 +31,31 @@ class HostCommands:
         self.schedules: HostSchedules | None = None
 
     def steer(self, trainer: HostedTrainer) -> None:
-        """Give a trainer the host's checkpoints, evaluations and scheduler."""
+        """Make a trainer's commands `checkpoint`, `validate` and `set` use the methods of the host."""
         self.schedules = HostSchedules(trainer, lambda: [trainer.native.lr_scheduler])
         trainer.commands.known.replace(self._checkpoint())
         trainer.commands.known.replace(validate)
         trainer.commands.steppers.append(self.schedules)
 
-    def saved(self, trainer: DrivenTrainer) -> None:
+    def report_saved(self, trainer: DrivenTrainer) -> None:
         """Answer the commands that wait for the checkpoint, once the host has saved."""
         self.saves = False
         path = checkpoint_path(trainer)
         trainer.commands.saved(str(path), "" if path.is_dir() else "Transformers saved elsewhere")
 
     def before_schedule(self) -> None:
-        """Prepare the step that the host's scheduler makes after that of the optimizer."""
+        """Remove the factors of commands before the host's scheduler makes its step."""
         if self.schedules is not None and self.schedules.following:
             self.schedules.remove()
 
     def after_schedule(self) -> None:
-        """Apply the factors of commands to what the host's scheduler has written."""
+        """Apply the factors of commands to the values that the host's scheduler has written."""
         if self.schedules is not None and self.schedules.following:
             self.schedules.apply()
 
     def _checkpoint(self) -> Callable[[HostedTrainer], Saving]:
         def checkpoint(trainer: HostedTrainer) -> Saving:
-            """Save a checkpoint of Transformers, from which `resume_from_checkpoint` resumes."""
+            """Save a Transformers checkpoint; `resume_from_checkpoint` resumes from it."""
             if trainer.commands.paused:
                 raise CommandError(
                     "Transformers saves after its step, which ends when the run goes on: go first"
@@ -66,7 +67,7 @@ class HostCommands:
 
 
 def checkpoint_path(trainer: DrivenTrainer) -> Path:
-    """Return the folder of the host's checkpoint at its present step."""
+    """Return the absolute path of the folder in which the host saves a checkpoint at its present step."""
     host = trainer.native
     return Path(host.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{host.state.global_step}").absolute()
 

@@ -1,4 +1,4 @@
-"""Run callbacks of Transformers in this engine's `Trainer`, with a state and a control that follow ours."""
+"""Run callbacks of Transformers in this engine's `Trainer`, with a `state` and `control` copied from ours."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ FLAGS = {
     "should_evaluate": "val_interval=...",
     "should_log": "default_hooks=dict(logger=dict(interval=...))",
 }
-"""The flags of Transformers' control that have no effect in our trainer, with the alternatives."""
+"""The flags of Transformers' `control` that have no effect in our trainer, each with the alternative."""
 
 NAMES = {"lr": "learning_rate"}
-"""The names in Transformers of numbers that we log under another name."""
+"""The names of numbers that Transformers logs under another name than we do: ours, then theirs."""
 
 LOGS = 95
 """The priority of `on_log`: after our logger, and before `on_train_end`."""
 
 
 def check(callback: Any) -> None:
-    """Refuse an object that is not a callback, or that controls the loop of Transformers.
+    """Refuse an object that is not a callback of Transformers, or that would have no effect in our trainer.
 
     Raises:
-        TypeError: it is not a callback of Transformers.
-        ValueError: it would have no effect here.
+        TypeError: the object is not a callback of Transformers.
+        ValueError: the callback would have no effect here.
     """
     name = type(callback).__name__
     if not isinstance(callback, TrainerCallback):
@@ -76,7 +76,7 @@ def stateful(callback: Any) -> bool:
 
 
 def build(trainer: Any, callbacks: Sequence[Any]) -> OwnTrainer:
-    """Return the Transformers state and control for all callbacks of one of our trainers.
+    """Return the object that calls all Transformers callbacks of one of our trainers.
 
     Raises:
         ValueError: an EarlyStoppingCallback watches a metric that the validation does not report.
@@ -85,7 +85,7 @@ def build(trainer: Any, callbacks: Sequence[Any]) -> OwnTrainer:
 
 
 class _Entry(NamedTuple):
-    """Logged numbers, and the counters at the time of the log."""
+    """Hold logged numbers with the host's step and epoch at which they were logged."""
 
     logs: dict[str, float]
     step: int
@@ -93,10 +93,10 @@ class _Entry(NamedTuple):
 
 
 class OwnTrainer:
-    """The arguments, the state and the control that callbacks of Transformers get.
+    """Call callbacks of Transformers with the arguments, state and control that describe our trainer.
 
-    Logged numbers are read in the background. So `on_log` is called some iterations later, with the state's
-    counters as they were when the numbers were logged.
+    Logged numbers are read from the device in the background. So `on_log` is called some iterations later,
+    and for the call the state's counters are set back to the iteration that logged the numbers.
     """
 
     def __init__(self, trainer: Any, callbacks: Sequence[Any]) -> None:
@@ -108,14 +108,17 @@ class OwnTrainer:
             is_world_process_zero=trainer.rank == 0,
             num_train_epochs=self.args.num_train_epochs,
         )
-        self._arrived: deque[ScalarsLogged] = deque()  # received from the background
-        self._due: list[_Entry] = []  # for `on_log` of each callback
-        self._updates: dict[int, int] = {}  # updates by step, for numbers that may still arrive
-        self._opens = self._stepped = self._updated = True
-        self._every_iteration = True
-        self._logs = any(_defines(callback, "on_log") for callback in callbacks)
-        if stops := [each for each in callbacks if isinstance(each, EarlyStoppingCallback)]:
-            option = f"Foreign({type(stops[0]).__name__}(...))"
+        self._received_logs: deque[ScalarsLogged] = deque()  # filled by a background subscriber's thread
+        self._pending_logs: list[_Entry] = []  # for which `on_log` of each callback is called next
+        self._updates_at: dict[int, int] = {}  # optimizer updates by our step, for logs yet to be received
+        self._begins_update = True  # whether the next iteration is the first of an optimizer update
+        self._stepped = True  # whether the optimizer has made its step in this iteration
+        self._ends_update = True  # whether the last iteration has ended an optimizer update
+        self._updates_each_iteration = True  # because no hook steps an optimizer
+        self._collects_logs = any(_defines(callback, "on_log") for callback in callbacks)
+        early_stopping = [callback for callback in callbacks if isinstance(callback, EarlyStoppingCallback)]
+        if early_stopping:
+            option = f"Foreign({type(early_stopping[0]).__name__}(...))"
             if trainer.val_loader is None:
                 raise ValueError(f"{option} needs a validation: give the Trainer a val_loader")
             trainer.monitored.require(self.args.metric_for_best_model, option)
@@ -123,67 +126,78 @@ class OwnTrainer:
     # --- counters ------------------------------------------------------------------------------------------
 
     def own_calls(self) -> Iterator[ForeignCall]:
-        """Yield the handlers that set the counters, and collect logged numbers."""
+        """Yield the subscriptions that set the counters and collect logged numbers."""
         yield ForeignCall("counters.before_train", ("before_train",), self._begin, Priority.HIGHEST)
-        yield ForeignCall("counters.before_train_iter", ("before_train_iter",), self._open, Priority.HIGHEST)
+        yield ForeignCall(
+            "counters.before_train_iter", ("before_train_iter",), self._begin_iteration, Priority.HIGHEST
+        )
         events = ("after_optimizer_step", "optimizer_step_skipped")
         yield ForeignCall("counters.after_optimizer_step", events, self._step, Priority.HIGHEST)
-        yield ForeignCall("counters.after_train_iter", ("after_train_iter",), self._count, 45)
+        yield ForeignCall("counters.after_train_iter", ("after_train_iter",), self._end_iteration, 45)
         yield ForeignCall(
             "counters.after_val_epoch", ("after_val_epoch",), self._record_best, Priority.LOWEST
         )
-        if self._logs:
+        if self._collects_logs:
             self._ours.bus.subscribe(
-                self._arrived.append, ScalarsLogged, offload="thread", name=f"logs ({SYSTEM})"
+                self._received_logs.append, ScalarsLogged, offload="thread", name=f"logs ({SYSTEM})"
             )
             events = ("after_train_iter", "after_train")
-            yield ForeignCall("counters.logs", events, self._collect, LOGS - 1)
+            yield ForeignCall("counters.logs", events, self._collect_logs, LOGS - 1)
 
     def _begin(self, trainer: Any, event: Any) -> None:
         state = self.state
         self.control = TrainerControl()
-        self._every_iteration = not any("optimizer" in hook.runs_phases for hook in trainer.hooks)
+        self._updates_each_iteration = not any("optimizer" in hook.runs_phases for hook in trainer.hooks)
         state.max_steps = ceil((trainer.max_iters or 0) / self.args.gradient_accumulation_steps)
         state.logging_steps = self.args.logging_steps
-        self._opens = True
-        if self._every_iteration:
+        self._begins_update = True
+        if self._updates_each_iteration:
             state.global_step = trainer.iter
         state.epoch = float(trainer.epoch)
 
-    def _open(self, trainer: Any, event: Any) -> None:
-        """Set the state at the begin of an optimizer update, or continue it while gradients accumulate."""
-        self._stepped = self._every_iteration
-        if self._opens:
+    def _begin_iteration(self, trainer: Any, event: Any) -> None:
+        """Begin an iteration; reset the flags of `control` if it is the first of an optimizer update."""
+        self._stepped = self._updates_each_iteration
+        if self._begins_update:
             self.control.should_log = self.control.should_evaluate = self.control.should_save = False
 
     def _step(self, trainer: Any, event: Any) -> None:
         self._stepped = True
 
-    def _count(self, trainer: Any, event: Any) -> None:
-        self._updated = self._opens = self._stepped
-        self.state.global_step += self._updated
+    def _end_iteration(self, trainer: Any, event: Any) -> None:
+        self._ends_update = self._begins_update = self._stepped
+        self.state.global_step += self._ends_update
         length = trainer.limits.length("train", trainer.loader)
         self.state.epoch = event.epoch + ((event.batch_idx + 1) / length if length else 0.0)
-        if self._logs:
-            self._updates[event.iter + 1] = self.state.global_step
+        if self._collects_logs:
+            self._updates_at[event.iter + 1] = self.state.global_step
 
     def _record_best(self, trainer: Any, event: Any) -> None:
-        """Set the best metric after the callbacks have compared with the former one, as Transformers does."""
+        """Record a better metric as the best, after the callbacks have compared it with the former best."""
         score = event.metrics.get(self.args.metric_for_best_model)
-        best, greater = self.state.best_metric, self.args.greater_is_better
-        if score is not None and (best is None or (score > best if greater else score < best)):
+        if score is None:
+            return
+        best, sign = self.state.best_metric, 1 if self.args.greater_is_better else -1
+        if best is None or sign * score > sign * best:
             self.state.best_metric, self.state.best_global_step = score, self.state.global_step
 
-    def _collect(self, trainer: Any, event: Any) -> None:
-        """Take the logged numbers that have arrived from the device; at the end, wait for all of them."""
+    def _collect_logs(self, trainer: Any, event: Any) -> None:
+        """Make entries of the logged numbers that were received; at the end of a training, wait for all."""
         if type(event).__name__ == "AfterTrain" and trainer.failure is None:
             trainer.bus.flush()
-        self._due = [self._entry(self._arrived.popleft()) for _ in range(len(self._arrived))]
+        self._pending_logs = [
+            self._entry(self._received_logs.popleft()) for _ in range(len(self._received_logs))
+        ]
 
     def _entry(self, event: ScalarsLogged) -> _Entry:
+        """Return logged numbers with Transformers' names, step and epoch, and add them to `log_history`."""
         prefix = {"val": "eval_", "test": "test_"}.get(event.mode, "")
-        step = self._updates.get(event.step, event.step if self._every_iteration else self.state.global_step)
-        self._updates = {each: count for each, count in self._updates.items() if each >= event.step}
+        step = self._updates_at.get(
+            event.step, event.step if self._updates_each_iteration else self.state.global_step
+        )
+        self._updates_at = {
+            logged: count for logged, count in self._updates_at.items() if logged >= event.step
+        }
         length = self._ours.limits.length("train", self._ours.loader)
         epoch = event.step / length if length else float(event.epoch)
         logs = {prefix + NAMES.get(name, name): value for name, value in event.scalars.items()}
@@ -196,42 +210,51 @@ class OwnTrainer:
         """Yield a subscription for each method that the callback defines."""
         for method, (events, condition) in CALLS.items():
             if _defines(callback, method):
-                yield ForeignCall(method, events, self._calling(callback, method, condition))
+                yield ForeignCall(method, events, self._conditional_handler(callback, method, condition))
         for method, prefix in (("on_evaluate", "eval_"), ("on_predict", "test_")):
             if _defines(callback, method):
                 ends = "after_val_epoch" if method == "on_evaluate" else "after_test_epoch"
-                yield ForeignCall(method, (ends,), self._evaluated(callback, method, prefix))
+                yield ForeignCall(method, (ends,), self._evaluation_handler(callback, method, prefix))
         if _defines(callback, "on_log"):
-            yield ForeignCall("on_log", ("after_train_iter", "after_train"), self._logging(callback), LOGS)
+            yield ForeignCall(
+                "on_log", ("after_train_iter", "after_train"), self._log_handler(callback), LOGS
+            )
         if _defines(callback, "on_train_end"):
-            fn = self._calling(callback, "on_train_end", lambda own: own._ours.failure is None)
+            fn = self._conditional_handler(callback, "on_train_end", lambda own: own._ours.failure is None)
             yield ForeignCall("on_train_end", ("after_train",), fn, Priority.LOWEST)
 
-    def _calling(self, callback: Any, method: str, condition: Condition) -> Callable[[Any, Any], None]:
+    def _conditional_handler(
+        self, callback: Any, method: str, condition: Condition
+    ) -> Callable[[Any, Any], None]:
         def call(trainer: Any, event: Any) -> None:
             if condition(self):
                 self._call(callback, method)
 
         return call
 
-    def _evaluated(self, callback: Any, method: str, prefix: str) -> Callable[[Any, Any], None]:
+    def _evaluation_handler(self, callback: Any, method: str, prefix: str) -> Callable[[Any, Any], None]:
         def call(trainer: Any, event: Any) -> None:
             metrics = {prefix + name: value for name, value in event.metrics.items()}
             self._call(callback, method, metrics={**metrics, "epoch": self.state.epoch})
 
         return call
 
-    def _logging(self, callback: Any) -> Callable[[Any, Any], None]:
+    def _log_handler(self, callback: Any) -> Callable[[Any, Any], None]:
         def call(trainer: Any, event: Any) -> None:
             state = self.state
-            now = state.global_step, state.epoch
-            for logs, state.global_step, state.epoch in self._due:
+            present = state.global_step, state.epoch
+            for logs, state.global_step, state.epoch in self._pending_logs:
                 self._call(callback, "on_log", logs=dict(logs))
-            state.global_step, state.epoch = now
+            state.global_step, state.epoch = present
 
         return call
 
     def _call(self, callback: Any, method: str, **arguments: Any) -> None:
+        """Call a method of a callback, and stop our trainer if it has requested that.
+
+        Raises:
+            RuntimeError: the method has set a flag that has no effect here.
+        """
         trainer = self._ours
         before = {flag: getattr(self.control, flag) for flag in FLAGS}
         control = getattr(callback, method)(
@@ -259,9 +282,9 @@ class OwnTrainer:
             trainer.stop(f"{name} of Transformers set control.should_training_stop")
 
     def _args_for(self, callback: Any, method: str) -> TrainingArguments:
-        """Return the arguments for a call, without cause for a warning about options that this trainer lacks.
+        """Return the `args` of a call, with `load_best_model_at_end` where EarlyStoppingCallback warns of it.
 
-        `EarlyStoppingCallback` warns at the begin of a training without `load_best_model_at_end`.
+        It warns when a training begins without that option, which our trainer does not have.
         """
         if method != "on_train_begin" or not isinstance(callback, EarlyStoppingCallback):
             return self.args
@@ -270,7 +293,7 @@ class OwnTrainer:
         return args
 
     def state_dict(self, callback: Any) -> dict[str, Any]:
-        """Return the state of a callback, with the best metric and the number of updates."""
+        """Return a callback's attributes, with the best metric and the number of optimizer updates."""
         attributes = callback.state()["attributes"]
         state = {
             "attributes": attributes,
@@ -294,16 +317,16 @@ CALLS: dict[str, tuple[tuple[str, ...], Condition]] = {
     "on_init_end": (("before_run",), lambda own: own.state.global_step == 0),
     "on_train_begin": (("before_train",), lambda own: True),
     "on_epoch_begin": (("before_train_epoch",), lambda own: True),
-    "on_step_begin": (("before_train_iter",), lambda own: own._opens),
+    "on_step_begin": (("before_train_iter",), lambda own: own._begins_update),
     "on_pre_optimizer_step": (("before_optimizer_step",), lambda own: True),
     "on_optimizer_step": (("after_optimizer_step",), lambda own: True),
-    "on_substep_end": (("after_train_iter",), lambda own: not own._updated),
-    "on_step_end": (("after_train_iter",), lambda own: own._updated),
+    "on_substep_end": (("after_train_iter",), lambda own: not own._ends_update),
+    "on_step_end": (("after_train_iter",), lambda own: own._ends_update),
     "on_epoch_end": (("after_train_epoch",), lambda own: True),
     "on_prediction_step": (("after_val_iter", "after_test_iter"), lambda own: True),
     "on_save": (("checkpoint_saved",), lambda own: True),
 }
-"""The events of each method, and the condition under which it is called."""
+"""For each method of callbacks, the events at which it is called, and the condition of the call."""
 
 
 def _defines(callback: Any, method: str) -> bool:
@@ -311,7 +334,7 @@ def _defines(callback: Any, method: str) -> bool:
 
 
 def _arguments(trainer: Any) -> TrainingArguments:
-    """Return Transformers' arguments that describe our trainer."""
+    """Return Transformers' `TrainingArguments` that describe our trainer."""
     metric, greater = "loss", False
     for hook in trainer.hooks:
         if isinstance(hook, CheckpointHook) and hook.best_metrics and "auto" not in hook.best_metrics.metrics:
@@ -319,18 +342,19 @@ def _arguments(trainer: Any) -> TrainingArguments:
             greater = hook.best_metrics.rule_of(metric) == "greater"
             break
     device = next((parameter.device for parameter in trainer.model.parameters()), torch.device("cpu"))
-    accumulates = max((getattr(hook, "cumulative_iters", 1) for hook in trainer.hooks), default=1)
+    accumulated = max((getattr(hook, "cumulative_iters", 1) for hook in trainer.hooks), default=1)
+    evaluation_unit = "epoch" if trainer.by_epoch else "steps"
     arguments = TrainingArguments(
         str(trainer.work_dir),
         num_train_epochs=trainer.max_epochs or 1,
         max_steps=-1 if trainer.by_epoch else trainer.max_iters,
         logging_strategy="steps",
         save_strategy="no",
-        eval_strategy="no" if trainer.val_loader is None else "epoch" if trainer.by_epoch else "steps",
+        eval_strategy="no" if trainer.val_loader is None else evaluation_unit,
         eval_steps=1,
         report_to=[],
         use_cpu=device.type == "cpu",
-        gradient_accumulation_steps=accumulates,
+        gradient_accumulation_steps=accumulated,
     )
     arguments.metric_for_best_model, arguments.greater_is_better = metric, greater
     return arguments

@@ -1,4 +1,4 @@
-"""Find the Transformers trainer that calls a callback, and measure its other callbacks and its parts."""
+"""Find the Transformers trainer (the host) that calls a callback; measure its callbacks and the phases."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ IN_ITERATION = frozenset(
         "on_save",
     }
 )
-"""The methods whose time belongs to an iteration, or to the wait for the next one."""
-
+"""The methods of callbacks whose time belongs to an iteration, or to the wait between two iterations."""
 
 PARTS: dict[str, tuple[Literal["backward", "optimizer"], type[Event] | None]] = {
     "backward": ("backward", AfterBackward),
     "clip_grad_norm_": ("optimizer", None),
 }
-"""The methods of the host's accelerator that are measured: the phase to count, and an event to emit."""
+"""The measured methods of the host's accelerator, with the phase of their time and an event to emit after."""
 
 
 class Host(NamedTuple):
-    """The trainer that calls a callback, and the checkpoint from which it has resumed."""
+    """Hold the trainer that calls a callback, and the path of the checkpoint from which it has resumed."""
 
     trainer: Any
     resumed_from: Path | None
@@ -52,8 +51,8 @@ class Host(NamedTuple):
 def find_host(callback: TrainerCallback) -> Host | None:
     """Return the Transformers trainer that is calling a callback, or None if another loop calls it.
 
-    Transformers passes no trainer to callbacks. The trainer is found as the `self` of a calling function on
-    the stack, and `resume_from_checkpoint` as an argument there.
+    Transformers passes no trainer to callbacks. So the trainer is searched on the stack, as the `self` of a
+    calling method, and the checkpoint as the argument `resume_from_checkpoint` of such a method.
     """
     trainer, frame = None, inspect.currentframe()
     while frame is not None:
@@ -69,25 +68,27 @@ def find_host(callback: TrainerCallback) -> Host | None:
 
 
 class MeasuredCallbacks:
-    """Give each method of a trainer's callbacks a row in the costs, for one run.
+    """Measure each method of a trainer's callbacks during one run, for rows in the costs.
 
     Args:
-        calls: holds the rows.
+        calls: receives the times.
         methods: replaces and restores the methods.
         own: the class of callbacks that are not measured.
     """
 
     def __init__(self, calls: ForeignCalls, methods: ReplacedMethods, own: type[TrainerCallback]) -> None:
         self._calls, self._methods, self._own = calls, methods, own
-        self._known: dict[int, TrainerCallback] = {}  # kept alive, so that no id is used twice
+        self._measured: dict[
+            int, TrainerCallback
+        ] = {}  # by id; keeps them alive, so that no id is used twice
         self._names = RowNames()
 
     def measure(self, callbacks: Iterable[TrainerCallback]) -> None:
         """Measure callbacks that are not measured yet."""
         for callback in callbacks:
-            if isinstance(callback, self._own) or id(callback) in self._known:
+            if isinstance(callback, self._own) or id(callback) in self._measured:
                 continue
-            self._known[id(callback)] = callback
+            self._measured[id(callback)] = callback
             label = self._names.of(callback, type(callback).__name__)
             for point in POINTS:
                 if getattr(type(callback), point, None) is not getattr(TrainerCallback, point):
@@ -108,7 +109,7 @@ def updates(args: Any, loader: Any) -> int | None:
 
 
 def waits_for_data(trainer: DrivenTrainer, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a call that fetches the batches of an iteration, so that the wait for data begins with it."""
+    """Wrap a function that fetches the batches of an iteration, so that the phase `data` begins with it."""
     clock = trainer.clock
 
     @wraps(call)
@@ -125,7 +126,7 @@ def measured_part(
     event_type: type[Event] | None,
     call: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Wrap a call so that its time counts in a phase of the iteration, and emit the event after it."""
+    """Wrap a function so that its time counts in a phase of the iteration, and emit an event after it."""
     charge, waits = trainer.clock.charge, trainer.clock.waits
 
     @wraps(call)

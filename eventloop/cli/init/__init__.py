@@ -1,4 +1,4 @@
-"""The command `eventloop init`: write a training script to start from. It may import what `cli` may."""
+"""Implement `eventloop init`, which writes a training script to start from. It may import every package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eventloop.cli.output_file import failed, print_stderr
 
 TEMPLATE = Path(__file__).with_name("training_template.py")
 NEEDS = "torchmetrics tensorboard rich"
-"""The packages that the script imports and eventloop does not depend on."""
+"""The packages that the script imports in addition to those that eventloop depends on."""
 
 
 def add_parser(commands: Any) -> None:

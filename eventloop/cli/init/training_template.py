@@ -41,12 +41,12 @@ def build_model() -> nn.Module:
 
 
 def build_trainer(epochs: int, work_dir: str) -> Trainer:
-    """Return a trainer with AdamW, warm-up and cosine, clipping, bfloat16, and an average of the weights."""
+    """Return a trainer with AdamW, a warm-up, cosine decay, clipping, bfloat16, and averaged weights."""
     train = DataLoader(load_data(8192), batch_size=32, shuffle=True, drop_last=True)
     val = DataLoader(load_data(1024), batch_size=64)
     model = build_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.01)
-    steps = epochs * len(train)  # in iterations: the trainer steps schedules after each
+    steps = epochs * len(train)  # iterations: the trainer steps the schedule after each one
     warmup = steps // 10
     schedule = SequentialLR(
         optimizer,
@@ -89,8 +89,8 @@ def main() -> None:
     seed_everything(options.seed)
     trainer = build_trainer(options.epochs, options.work_dir)
     if options.resume:
-        with suppress(FileNotFoundError):  # the first start
-            trainer.resume("auto", changed="apply")  # with settings that were edited meanwhile
+        with suppress(FileNotFoundError):  # there is no checkpoint at the first start
+            trainer.resume("auto", changed="apply")  # settings that were edited since then apply
     try:
         trainer.train()
     except KeyboardInterrupt:  # Ctrl-C, after a checkpoint

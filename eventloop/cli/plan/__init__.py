@@ -1,6 +1,7 @@
-"""The command `eventloop plan`: print which subscribers run at each event, without running anything.
+"""Implement `eventloop plan`, which lists the subscribers of each event of a script or config.
 
-`config` plans a config, and the command runs a script up to its training. May import every package.
+It runs a script until its training would begin. `config` builds the hooks of a config. May import every
+package.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from eventloop.processes.dry_run import PLAN_FILE
 from eventloop.util.formatting import on_a_line
 from eventloop.util.terminal import print_line
 
-if TYPE_CHECKING:  # --help does without these imports
+if TYPE_CHECKING:  # slow imports, which --help does not need
     from eventloop.bus.dry_run import ProgramPlan
 
 DESCRIPTION = """\
@@ -73,7 +74,7 @@ def add_parser(commands: Any) -> None:
 
 
 def script_hint(file: Path, unknown: Sequence[str]) -> str:
-    """Return a hint for unknown arguments: arguments of the script must follow `--`."""
+    """Return the end of an error on unknown arguments: those for the script must follow `--`."""
     return f"; those of a script follow after --: eventloop plan {shlex.join([str(file), '--', *unknown])}"
 
 
@@ -88,6 +89,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace, plan_file: Path) -> int:
+    """Show the plan of a config, or of a script; a Python file that begins no run is tried as a config."""
     from eventloop.cli.plan.config import DOCUMENTS, is_config
 
     path: Path = options.file
@@ -111,7 +113,7 @@ def _plan(options: argparse.Namespace, plan_file: Path) -> int:
 
 
 def _run_script(options: argparse.Namespace, plan_file: Path) -> tuple[int, ProgramPlan | None]:
-    """Run the script in a dry run; return its exit code, and the plan if it has written one."""
+    """Run the script in a dry run; return its exit code, and the plan that it has written, or None."""
     import msgspec
 
     from eventloop.bus.dry_run import ProgramPlan
@@ -135,9 +137,9 @@ def _show_config(options: argparse.Namespace, plan_file: Path) -> int:
     if options.arguments:
         raise ValueError(f"{path} is a config, which takes no arguments, got {shlex.join(options.arguments)}")
     with _dry_run(plan_file), redirect_stdout(sys.stderr if options.json else sys.stdout):
-        found = plan_config(path)
-    plan = ProgramPlan(False, "", "", found.max_epochs, found.max_iters, [found.plan])
-    _show(options, f"{path}: {_length(found.max_epochs, found.max_iters)}", plan)
+        config = plan_config(path)
+    plan = ProgramPlan(False, "", "", config.max_epochs, config.max_iters, [config.plan])
+    _show(options, f"{path}: {_length(config.max_epochs, config.max_iters)}", plan)
     return 0
 
 
@@ -164,10 +166,10 @@ def _show(options: argparse.Namespace, head: str, plan: ProgramPlan) -> None:
     from eventloop.bus.event_order import plan_table
 
     if options.json:
-        found = {"file": str(options.file), **msgspec.to_builtins(plan)}
-        print_line(json.dumps(found, indent=2))
+        document = {"file": str(options.file), **msgspec.to_builtins(plan)}
+        print_line(json.dumps(document, indent=2))
         return
-    several = len(plan.buses) > 1
-    titles = [f"bus {i} of {len(plan.buses)}\n" if several else "" for i in range(1, len(plan.buses) + 1)]
-    tables = [f"{title}{plan_table(rows)}" for title, rows in zip(titles, plan.buses, strict=True)]
-    print_line("\n\n".join([on_a_line(head), *(tables or [plan_table([])])]))
+    tables = [plan_table(rows) for rows in plan.buses or [[]]]  # without a bus, one table without rows
+    if len(tables) > 1:
+        tables = [f"bus {n} of {len(tables)}\n{table}" for n, table in enumerate(tables, start=1)]
+    print_line("\n\n".join([on_a_line(head), *tables]))

@@ -1,4 +1,4 @@
-"""Plan the run of a config in the form of MMEngine's, without its model and data.
+"""List the subscribers of a config, such as MMEngine's, without building its model and data.
 
     default_hooks = dict(checkpoint=dict(type="CheckpointHook", interval=1), timer=None)
     custom_hooks = [dict(type="EMAHook")]            # or hooks = [...]
@@ -6,8 +6,8 @@
     train_cfg = dict(by_epoch=True, max_epochs=12)   # or max_epochs = 12, max_iters = ...
 
 Other names are ignored. In a Python file each name is a variable, in JSON, TOML or YAML a top-level key.
-MMEngine reads Python files with `_base_`, `custom_imports` or `read_base`. Files that are not Python are data
-and run no code.
+Python files with `_base_`, `custom_imports` or `read_base` are read by MMEngine. Other files are data, and
+run no code.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ NAMES = (*SUBSCRIBERS, "train_cfg", *LENGTH)
 _MMENGINE = re.compile(rb"^(_base_|custom_imports)\s*=|^with read_base\(\)", re.MULTILINE)
 _RUN_CODE = ("_base_", "custom_imports")
 _EXPECTED = (ImportError, OSError, TypeError, ValueError)
-"""The errors that are shown without their type, because the message alone describes the fault."""
+"""The errors whose message is shown without their type, because it describes the fault by itself."""
 
 
 class ConfigPlan(NamedTuple):
-    """The subscribers of each event of a config, and the length of the run."""
+    """Hold the subscribers of each event of a config, and the length of its run."""
 
     plan: list[EventPlan]
     max_epochs: int | None
@@ -45,14 +45,14 @@ class ConfigPlan(NamedTuple):
 
 
 def is_config(path: Path) -> bool:
-    """Return whether a file is a config for sure: JSON, TOML, YAML, or Python in MMEngine's syntax."""
+    """Return whether a file cannot be a script: it is JSON, TOML, YAML, or Python in MMEngine's syntax."""
     return path.suffix in DOCUMENTS or (path.suffix == ".py" and _is_mmengines(path))
 
 
 def plan_config(path: Path) -> ConfigPlan:
-    """Build the hooks and writers of a config, and return its plan.
+    """Build the hooks and writers of a config, and return their subscriptions.
 
-    Call it in a dry run (`eventloop.processes.dry_run`), in which hooks and writers start no threads.
+    It must be called in a dry run (`eventloop.processes.dry_run`), so that they start no threads.
 
     Raises:
         ImportError, OSError, TypeError, ValueError: the config is bad, or a hook or writer raises an error.
@@ -128,13 +128,13 @@ def _mmengines(path: Path) -> dict[str, Any]:
 
 
 def _check_names(config: Mapping[str, Any], path: Path) -> None:
-    """Refuse a config without any of `NAMES`, or with a misspelled one."""
+    """Refuse a config that has none of `NAMES`, a misspelled one, or a value of the wrong type."""
     if not any(name in config for name in NAMES):
         raise ValueError(f"{path} is not a config: expected one of the names {', '.join(NAMES)}, got none")
     for name in config:
-        near = get_close_matches(name, NAMES, n=1, cutoff=0.8)
-        if near and name not in NAMES and near[0] not in config:
-            raise ValueError(f"{path} has a {name!r}, which is ignored: did you mean {near[0]!r}?")
+        similar = get_close_matches(name, NAMES, n=1, cutoff=0.8)
+        if similar and name not in NAMES and similar[0] not in config:
+            raise ValueError(f"{path} has a {name!r}, which is ignored: did you mean {similar[0]!r}?")
     for name in (n for n in ("default_hooks", "train_cfg") if n in config):
         if not isinstance(config[name], Mapping | None):
             raise TypeError(f"{path}: {name} must be a mapping, got {config[name]!r}")
@@ -144,11 +144,12 @@ def _check_names(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _plan(config: Mapping[str, Any]) -> ConfigPlan:
+    """Build a trainer with the config's hooks and writers and a tiny model, and return its subscriptions."""
     import torch
 
     from eventloop.training.trainer import Trainer
 
-    model = torch.nn.Linear(1, 1)  # in place of the user's model; the optimizer likewise
+    model = torch.nn.Linear(1, 1)  # stands for the user's model, and the optimizer below for the user's
     trainer = Trainer(
         model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
@@ -164,7 +165,7 @@ def _plan(config: Mapping[str, Any]) -> ConfigPlan:
 
 
 def _length(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the length of the run and the schedule of its validations; the default length is one epoch."""
+    """Return the arguments of `Trainer` for the length of the run (by default one epoch) and validations."""
     train_cfg = {key: value for key, value in (config.get("train_cfg") or {}).items() if key != "type"}
     by_epoch = train_cfg.pop("by_epoch", None)
     check_keys("train_cfg", train_cfg, [*LENGTH, "by_epoch", "type"])

@@ -1,7 +1,7 @@
-"""The command `eventloop watch`: show runs that are under way, in the terminal, as JSON, or as a page.
+"""Implement `eventloop watch`, which shows runs under way in the terminal, as JSON, or in the browser.
 
-`arguments` leaves out plain files, `text` formats a view, `chart` draws a curve, and `screen`
-updates the terminal. `eventloop.watching.web` has the page. May import every package.
+`arguments` removes plain files from the paths that are given, `text` formats a view, `chart` draws a curve,
+and `screen` updates the terminal. `eventloop.watching.web` serves the page. May import every package.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.cli.output_file import failed
 from eventloop.util.terminal import is_terminal, output_encoding, print_line, print_lines
 
-if TYPE_CHECKING:  # not for --help
+if TYPE_CHECKING:  # slow imports, which --help does not need
     from eventloop.watching import RunReader, RunView
 
 EXIT_CODES = (
@@ -109,7 +109,7 @@ def _serve(options: argparse.Namespace, metrics: list[str] | None, hung_seconds:
     """Serve the page until a signal comes.
 
     Raises:
-        ImportError, OSError, ValueError: a package is missing, the port is taken, or a run is none.
+        ImportError, OSError, ValueError: a package is missing, the port is taken, or a path is not a run.
     """
     if options.json or options.once:
         raise ValueError(
@@ -131,10 +131,10 @@ def _serve(options: argparse.Namespace, metrics: list[str] | None, hung_seconds:
 
 
 def _port(text: str) -> int:
-    """Convert the argument of --web to a number of a port.
+    """Convert the argument of --web to the number of a port.
 
     Raises:
-        argparse.ArgumentTypeError: it is not a number from 0 to 65535.
+        argparse.ArgumentTypeError: the argument is not a number from 0 to 65535.
     """
     if text.isascii() and text.isdecimal() and int(text) < 1 << 16:
         return int(text)
@@ -164,7 +164,7 @@ def _check_rich() -> None:
 
 
 def _views(readers: Sequence[RunReader], interval: float) -> Iterator[list[RunView]]:
-    """Yield the views of all runs at once, after each interval, and a last time when all runs are over."""
+    """Yield the present views of all runs, again after each interval of seconds, until all runs are over."""
     while True:
         views = [reader.read() for reader in readers]
         yield views
@@ -174,7 +174,7 @@ def _views(readers: Sequence[RunReader], interval: float) -> Iterator[list[RunVi
 
 
 def _show_live(readers: Sequence[RunReader], interval: float) -> int:
-    """Update the terminal until all runs are over; then print their last views below what was there."""
+    """Show the runs on the whole terminal until all are over; then restore it and print the last views."""
     from eventloop.cli.watch.screen import Screen
 
     with Screen() as screen:
@@ -205,13 +205,13 @@ def _exit_code(views: Sequence[RunView]) -> int:
 
 
 def _print_json(readers: Sequence[RunReader], options: argparse.Namespace, *, curves: bool) -> int:
-    """Print each view that differs from the former one of its run; return the exit code."""
-    printed: dict[int, str] = {}
+    """Print the view of a run at first and whenever it has changed; return the exit code."""
+    printed: dict[int, str] = {}  # by the index of the run
     for views in _views(readers, options.interval):
-        for number, view in enumerate(views):
-            line, unchanging = _as_json(view, curves=curves)
-            if printed.get(number) != unchanging:
-                printed[number] = unchanging
+        for index, view in enumerate(views):
+            line, compared = _as_json(view, curves=curves)
+            if printed.get(index) != compared:
+                printed[index] = compared
                 if not print_line(line):
                     return BROKEN_PIPE
         if options.once:
@@ -220,12 +220,12 @@ def _print_json(readers: Sequence[RunReader], options: argparse.Namespace, *, cu
 
 
 def _as_json(view: RunView, *, curves: bool) -> tuple[str, str]:
-    """Return a view as a line of JSON, and the line without the fields that differ at each read."""
+    """Return a view as a line of JSON, and the same line without the fields that change at each read."""
     import msgspec
 
     from eventloop.util.surrogates import without_surrogates
 
     shown = view if curves else msgspec.structs.replace(view, curves=[])
     fields = without_surrogates(msgspec.to_builtins(shown))
-    passing = dict.fromkeys(("time", "age", "still", "eta", "sentence"))
-    return msgspec.json.encode(fields).decode(), msgspec.json.encode(fields | passing).decode()
+    blanked = dict.fromkeys(("time", "age", "still", "eta", "sentence"))
+    return msgspec.json.encode(fields).decode(), msgspec.json.encode(fields | blanked).decode()

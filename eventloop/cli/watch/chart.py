@@ -11,7 +11,7 @@ BRAILLE = 0x2800
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """The bits of the dots in a braille character: by column from the left, and by row from the top."""
 STAR = "*"
-"""The mark of a character with a dot where the output has no braille characters."""
+"""Stands for a character with dots if the output has no braille characters."""
 LABEL = 10
 """The width of the labels of the y axis in characters."""
 
@@ -19,17 +19,18 @@ LABEL = 10
 def chart(
     steps: Sequence[int], values: Sequence[float], width: int, height: int, *, braille: bool = True
 ) -> list[str]:
-    """Draw values over steps as `height` lines of at most `width` characters; the last has the steps.
+    """Draw values over steps as `height` lines of at most `width` characters.
 
-    The first line has the greatest value, and the last but one the least. Values that are not finite are left
-    out. Without a finite value the result is empty.
+    The first line is labelled with the greatest value, the last but one with the least, and the last line has
+    the first and the last step. Values that are not finite are left out; without a finite value the result is
+    empty.
 
     Args:
-        steps: the steps, which do not decrease.
-        values: as many values.
+        steps: the steps, in ascending order.
+        values: a value for each step.
         width: at least `LABEL` + 4.
         height: at least 3.
-        braille: whether braille characters may be used, else stars.
+        braille: whether to draw with braille characters; else with stars.
     """
     points = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
     if not points:
@@ -47,18 +48,21 @@ def chart(
 
 
 def _label(row: int, rows: int, low: float, high: float) -> str:
-    text = value_text(high) if row == 0 else value_text(low) if row == rows - 1 else ""
-    return text if len(text) <= LABEL else f"{high if row == 0 else low:.2e}"
+    if row not in (0, rows - 1):
+        return ""
+    value = high if row == 0 else low
+    text = value_text(value)
+    return text if len(text) <= LABEL else f"{value:.2e}"
 
 
 Grid = set[tuple[int, int]]
-"""The columns and rows of the dots, from the left and from the top."""
+"""The dots that are set, each as (column from the left, row from the top)."""
 
 
 def _grid(points: Sequence[tuple[int, float]], low: float, high: float, columns: int, rows: int) -> Grid:
-    """Return the dots of a line through the points."""
+    """Return the dots of a line through the points, on a grid of `columns` by `rows` dots."""
     begin, end = points[0][0], points[-1][0]
-    half = 0.5  # of two large values the difference may be infinite
+    half = 0.5  # values are halved, because the difference of two large ones may be infinite
     extent = high * half - low * half
     dots: Grid = set()
     before: tuple[int, int] | None = None
@@ -78,8 +82,8 @@ def _segment(begin: tuple[int, int], end: tuple[int, int]) -> Grid:
 
 
 def _row(grid: Grid, row: int, columns: int, *, braille: bool) -> str:
-    """Return a row of characters."""
-    found = []
+    """Return one line of characters: each stands for two columns and four rows of dots."""
+    characters = []
     for column in range(columns):
         bits = sum(
             bit
@@ -87,5 +91,6 @@ def _row(grid: Grid, row: int, columns: int, *, braille: bool) -> str:
             for y, bit in enumerate(of_column)
             if (column * 2 + x, row * 4 + y) in grid
         )
-        found.append(" " if not bits else chr(BRAILLE + bits) if braille else STAR)
-    return "".join(found)
+        character = chr(BRAILLE + bits) if braille else STAR
+        characters.append(character if bits else " ")
+    return "".join(characters)

@@ -1,4 +1,4 @@
-"""Show views on a terminal and update them in place; imports rich, so only the live view imports it."""
+"""Show views of runs on a terminal and update them in place. Only the live view imports this, and so rich."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from eventloop.util.terminal import output_encoding
 from eventloop.watching.view import RunView
 
 NARROWEST = 40
-"""The least width of a column; runs that do not fit side by side are one below the other."""
+"""The least width of a column in characters; runs for which there is no column are shown below others."""
 STYLES: dict[Style, str] = {"": "", "title": "bold", "good": "green", "bad": "bold red", "dim": "dim"}
 
 
 class Screen:
-    """A full screen with the views of all runs; the terminal is as before after the `with` block.
+    """Show the views of all runs on the whole terminal, which is restored at the end of the `with` block.
 
-    rich's own refresh thread is off, as it would draw without changes.
+    The refresh thread of rich is off, because it would draw even without changes.
     """
 
     def __init__(self) -> None:
@@ -47,14 +47,16 @@ class Screen:
         self._live.__exit__(kind, error, tb)
 
     def show(self, views: Sequence[RunView]) -> None:
-        """Draw the views, each in a column if there is room."""
+        """Draw the views in a grid of as many columns as fit."""
         width, height = self._console.size
         columns = max(1, min(len(views), width // NARROWEST))
         rows = -(-len(views) // columns)
-        each = width // columns - (1 if columns > 1 else 0), max(3, height // rows)
-        grid = Table.grid(padding=(0, 1, 0, 0) if columns > 1 else 0)
+        padding = 1 if columns > 1 else 0
+        cell_width, cell_height = width // columns - padding, max(3, height // rows)
+        grid = Table.grid(padding=(0, padding, 0, 0))
         for begin in range(0, len(views), columns):
-            grid.add_row(*(_text(view, *each) for view in views[begin : begin + columns]))
+            row = views[begin : begin + columns]
+            grid.add_row(*(_text(view, cell_width, cell_height) for view in row))
         self._live.update(grid, refresh=True)
         sys.stdout.flush()
 

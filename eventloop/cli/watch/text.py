@@ -18,21 +18,21 @@ from eventloop.watching.view import CheckpointView, CurveView, Notice, QueueView
 
 Style = Literal["", "title", "good", "bad", "dim"]
 MOST = 4
-"""The largest number of waits, queues, checkpoints, notices and scores shown of each kind."""
+"""The largest number of lines for each kind: waits, queues, checkpoints and notices."""
 HEIGHT = 6, 12
 """The least and the largest height of a chart in lines, with its title."""
 ONE_CHART = 9
-"""The lines that curves have in any case on a terminal, before details: a chart, and two curves as a line."""
+"""The lines that are kept for curves if a terminal is low: a chart, and two more curves of one line."""
 NOTE = 2
 """The largest number of lines of a note on a terminal."""
 NAME = 12
-"""The width of the names at the begin of a line."""
+"""The width, in characters, of the name with which a line begins."""
 SPARKLINE = 32
-"""The largest width of a curve in a line."""
+"""The largest width, in characters, of a curve that is drawn within one line."""
 
 
 class Line(NamedTuple):
-    """A line of text, and how to show it."""
+    """Hold a line of text and its style."""
 
     text: str
     style: Style = ""
@@ -43,20 +43,21 @@ def view_lines(view: RunView, width: int, height: int | None, encoding: str) -> 
 
     Args:
         view: the view.
-        width: at least 20 characters.
-        height: the largest number of lines, each cut at the width; None for any, with the curves as a line
-            each, and long lines wrapped.
-        encoding: the encoding of the output; if it lacks a character, plainer ones are used.
+        width: the width of the output in characters, at least 20.
+        height: the largest number of lines. Curves are then charts if there is room, and long lines are cut.
+            With None there is no limit: each curve is one line, and long lines are wrapped.
+        encoding: the encoding of the output. For characters that it lacks, plainer ones are used.
     """
     head = [*_head(view, width, plainly=not encodable(BLOCKS, encoding)), *_notes(view, width, height)]
-    rest = [*_rest(view)]
+    details = [*_details(view)]
     if height is None:
         curves = [_curve_line(curve, encoding) for curve in view.curves]
-        rest = [Line(part, line.style) for line in rest for part in _wrapped(line.text, width, NAME)]
+        details = [Line(part, line.style) for line in details for part in _wrapped(line.text, width, NAME)]
     else:
-        left = height - len(head)
-        curves = [*_charts(view.curves, width, max(left - len(rest), min(ONE_CHART, left - 4)), encoding)]
-    lines = [*head, *curves, *rest]
+        remaining = height - len(head)
+        curve_lines = max(remaining - len(details), min(ONE_CHART, remaining - 4))
+        curves = [*_charts(view.curves, width, curve_lines, encoding)]
+    lines = [*head, *curves, *details]
     return [Line(_cut(on_a_line(line.text.rstrip()), width), line.style) for line in lines[:height]]
 
 
@@ -86,10 +87,11 @@ def _head(view: RunView, width: int, *, plainly: bool) -> Iterator[Line]:
 
 
 def _notes(view: RunView, width: int, height: int | None) -> Iterator[Line]:
-    """Yield the notes, such as on a scalar that does not exist, where the curves would be."""
+    """Yield the notes of a view, such as on a scalar that does not exist."""
     for note in view.notes:
         parts = _wrapped(f"{'note':<{NAME}}{note}", width, NAME)
-        for part in parts if height is None else parts[:NOTE]:
+        shown = parts if height is None else parts[:NOTE]
+        for part in shown:
             yield Line(part, "bad" if note.startswith(MISSING) else "dim")
 
 
@@ -110,12 +112,12 @@ def _of(done: int | None, total: int | None) -> str:
 
 
 def _clock(seconds: float) -> str:
-    left = round(min(seconds, 1e12))
-    return f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
+    whole_seconds = round(min(seconds, 1e12))
+    return f"{whole_seconds // 3600}:{whole_seconds // 60 % 60:02}:{whole_seconds % 60:02}"
 
 
 def _wrapped(text: str, width: int, indent: int) -> list[str]:
-    """Return a text as lines that are not cut within a word; all but the first are indented."""
+    """Break a text into lines between words; all lines except the first are indented."""
     lines = [text[:indent]]
     for word in text[indent:].split(" "):
         if lines[-1].strip() and len(lines[-1]) + 1 + len(word) > width:
@@ -137,32 +139,33 @@ def _curve_line(curve: CurveView, encoding: str) -> Line:
     return Line(f"{_title(curve):<20}  {value_text(curve.last):>10}  {course}")
 
 
-def _charts(curves: Sequence[CurveView], width: int, room: int, encoding: str) -> Iterator[Line]:
-    """Yield as many charts as the room allows, and a line for each other curve."""
+def _charts(curves: Sequence[CurveView], width: int, height: int, encoding: str) -> Iterator[Line]:
+    """Yield as many charts as fit into `height` lines, and one line for each other curve."""
     least, most = HEIGHT
-    drawn = min(len(curves), max(0, room - len(curves)) // (least - 1))
+    count = min(len(curves), max(0, height - len(curves)) // (least - 1))
     if width < LABEL + 4:
-        drawn = 0
-    height = min(most, (room - (len(curves) - drawn)) // drawn) if drawn else 0
+        count = 0
+    chart_height = min(most, (height - (len(curves) - count)) // count) if count else 0
     braille = encodable(chr(BRAILLE), encoding)
     for index, curve in enumerate(curves):
-        if index >= drawn:
+        if index >= count:
             yield _curve_line(curve, encoding)
             continue
         yield Line(f"{_title(curve)}  {value_text(curve.last)} at {curve.last_step:,}", "title")
-        for text in chart(curve.steps, curve.mean, width, height - 1, braille=braille):
+        for text in chart(curve.steps, curve.mean, width, chart_height - 1, braille=braille):
             yield Line(text)
 
 
 # --- the rest ----------------------------------------------------------------------------------------------
 
 
-def _rest(view: RunView) -> Iterator[Line]:
+def _details(view: RunView) -> Iterator[Line]:
+    """Yield the lines below the curves: problems, last values, costs, checkpoints and notices."""
     for notice in view.health[-MOST:]:
         yield _named("health", _notice(notice), "bad")
     drawn = {_title(curve) for curve in view.curves}
     others = [name for name in view.latest if name not in drawn]
-    others.sort(key=lambda name: name.rpartition("/")[2] in TIMES)  # stable: the times are last
+    others.sort(key=lambda name: name.rpartition("/")[2] in TIMES)  # moves the times to the end
     scalars = [f"{name} {value_text(view.latest[name])}" for name in others]
     if scalars:
         yield _named("last", "  ".join(scalars))
@@ -207,26 +210,29 @@ def _queue(queue: QueueView) -> str:
 
 
 def _checkpoints(view: RunView) -> Iterator[Line]:
-    matter = [each for each in view.checkpoints if each.newest or each.best]
-    others = [each for each in view.checkpoints if each not in matter]
-    shown = others[-max(0, MOST - len(matter)) :] if len(matter) < MOST else []
-    for each in view.checkpoints:
-        if each in matter or each in shown:
-            yield _named("checkpoint", _checkpoint(each), "" if each.whole else "bad")
-    if left := len(view.checkpoints) - len(matter) - len(shown):
-        yield _named("checkpoint", f"and {left:,} more", "dim")
+    marked = [checkpoint for checkpoint in view.checkpoints if checkpoint.newest or checkpoint.best]
+    others = [checkpoint for checkpoint in view.checkpoints if checkpoint not in marked]
+    newest_others = others[-(MOST - len(marked)) :] if len(marked) < MOST else []
+    for checkpoint in view.checkpoints:
+        if checkpoint in marked or checkpoint in newest_others:
+            yield _named("checkpoint", _checkpoint(checkpoint), "" if checkpoint.whole else "bad")
+    if left_out := len(others) - len(newest_others):
+        yield _named("checkpoint", f"and {left_out:,} more", "dim")
     for name in view.saving:
         yield _named("saving", f"{name}: not durable yet")
     for reason in view.damaged:
         yield _named("damaged", reason, "bad")
 
 
-def _checkpoint(each: CheckpointView) -> str:
-    marks = [f"iter {each.iter:,}"] if each.iter is not None else []
-    marks += [size_text(each.bytes), "durable" if each.whole else "DAMAGED"]
-    marks += ["newest"] if each.newest else ["left behind"] if each.abandoned else []
-    marks += [f"best {metric}" for metric in each.best]
-    return f"{each.name}: {', '.join(marks)}"
+def _checkpoint(checkpoint: CheckpointView) -> str:
+    facts = [f"iter {checkpoint.iter:,}"] if checkpoint.iter is not None else []
+    facts += [size_text(checkpoint.bytes), "durable" if checkpoint.whole else "DAMAGED"]
+    if checkpoint.newest:
+        facts.append("newest")
+    elif checkpoint.abandoned:
+        facts.append("left behind")
+    facts += [f"best {metric}" for metric in checkpoint.best]
+    return f"{checkpoint.name}: {', '.join(facts)}"
 
 
 def _notice(notice: Notice) -> str:

@@ -2,6 +2,5 @@
 
 Start with `comparing.compare`, which finds regressions, and `scores.compare_scores`. `series` takes the
 values of each phase and handler over a run from a cost record, `bootstrap` has the statistics, and `text`
-draws the result. May import `reporting` and everything
-below it.
+draws the result. May import `reporting` and the packages below it.
 """

@@ -1,7 +1,7 @@
-"""Compare two series of times: the difference, its 95 % interval, and the size of differences by noise.
+"""Compare two series of times by their difference, its 95 % interval, and the noise within each.
 
-Successive points are correlated, because a slow machine or loader stays slow for a while. So the interval is
-that of a circular block bootstrap (Künsch 1989; Politis and Romano 1992), which draws blocks of n^(1/3)
+Successive points are correlated, because a slow machine or loader stays slow for a while. So the interval
+comes from a circular block bootstrap (Künsch 1989; Politis and Romano 1992), which draws blocks of n^(1/3)
 successive points. The best block length grows at this rate (Hall, Horowitz and Jing 1995).
 """
 
@@ -18,28 +18,29 @@ RESAMPLES = 1000
 SEED = 20260
 """The seed of the resampling; it is fixed, so that comparing the same runs twice gives the same result."""
 DECILE = 0.1
+"""The quantile that the statistic "decile" takes."""
 RARE = 0.1
-"""Work counts as rare if the lower decile of its points is below this part of their mean."""
+"""Work is rare if the lower decile of its points is below this part of their mean."""
 Points = NDArray[np.float64]
-"""Times of shape (parts, points), over successive stretches of a run.
+"""An array of times of shape (parts, points): each point is a stretch of a run.
 
-The parts are the phases of an iteration; a handler has one part.
+For a whole iteration the parts are its phases; for a phase or a handler there is one part.
 """
 Statistic = Literal["decile", "mean"]
-"""The number that stands for a series: the lower decile of its points, or their mean.
+"""The statistic by which series are compared: the lower decile of the points, or their mean.
 
-For several parts it is the sum over the parts. Other programs seldom delay all phases of one iteration, so
-this sum is less noisy than the decile of the whole time.
+With several parts, the deciles of the parts are added up. Other programs seldom delay all phases of one
+iteration, so this sum is less noisy than the decile of the whole iteration.
 """
 STRETCHES: dict[Statistic, int] = {"decile": 8, "mean": 4}
-"""The number of equal parts of a run that are compared with each other to estimate the noise.
+"""The number of equal stretches of a run that are compared with each other to estimate the noise.
 
-The mean has fewer parts, so that rare work occurs in each of them.
+For the mean they are fewer and longer, so that rare work occurs in each of them.
 """
 
 
 class Difference(NamedTuple):
-    """The statistics of two series, `a` and `b`, and the interval of their difference, in their unit."""
+    """Hold the statistics of two series, `a` and `b`, and the interval of their difference, in their unit."""
 
     a: float
     b: float
@@ -47,10 +48,10 @@ class Difference(NamedTuple):
     """The lower end of the 95 % interval of `b - a`."""
     high: float
     spread: float
-    """The noise within a run, for the run in which it is larger.
+    """The noise within the run in which it is larger.
 
-    It is the range of the statistic over the stretches of the run. For the decile it is at least the distance
-    from the decile to the median.
+    It is the range of the statistic over the stretches of the run; for the decile it is at least the
+    difference between the median and the decile.
     """
     statistic: Statistic
 
@@ -58,9 +59,8 @@ class Difference(NamedTuple):
 def difference(a: Points, b: Points, statistic: Statistic = "decile") -> Difference:
     """Compare two series with the same parts and at least eight points each.
 
-    The statistic is the lower decile, below which a tenth of the points lie, and not the median: other
-    programs on the machine can only lengthen a point. Chen and Revels (2016) take the least time for this
-    reason.
+    By default the lower decile is compared, and not the median, because other programs on the machine can
+    only lengthen a point. Chen and Revels (2016) take the least time for the same reason.
     """
     measure = _MEASURES[statistic]
     differences = _resampled(b, measure, SEED + 1) - _resampled(a, measure, SEED)
@@ -80,15 +80,18 @@ def _resampled(points: Points, statistic: Callable[[Points], Any], seed: int) ->
     length = ceil(count ** (1 / 3))
     starts = np.random.default_rng(seed).integers(0, count, (RESAMPLES, ceil(count / length), 1))
     drawn = (starts + np.arange(length)).reshape(RESAMPLES, -1)[:, :count] % count
-    found: Points = statistic(points[:, drawn])
-    return found
+    statistics: Points = statistic(points[:, drawn])
+    return statistics
 
 
 def _spread(points: Points, statistic: Statistic) -> float:
+    """Return the noise within a run, as in `Difference.spread`."""
     stretches = np.array_split(points, STRETCHES[statistic], axis=-1)
-    wandering = float(np.ptp([_MEASURES[statistic](stretch) for stretch in stretches]))
-    above = float(np.median(points, axis=-1).sum() - _decile(points))
-    return max(wandering, above) if statistic == "decile" else wandering
+    range_over_run = float(np.ptp([_MEASURES[statistic](stretch) for stretch in stretches]))
+    if statistic == "mean":
+        return range_over_run
+    median_above_decile = float(np.median(points, axis=-1).sum() - _decile(points))
+    return max(range_over_run, median_above_decile)
 
 
 def _decile(points: Points) -> Any:

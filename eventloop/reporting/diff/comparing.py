@@ -1,4 +1,4 @@
-"""Compare two runs row by row, and decide which differences are real and which fail a regression gate."""
+"""Compare two runs row by row; decide which differences are more than noise, and which exceed a limit."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from eventloop.reporting.report import Report
 
 VERSION = 1
 LEAST = 0.015
-"""The part of an iteration below which every difference of a row counts as noise.
+"""Every difference below this part of an iteration is noise.
 
-Two processes of the same program differ by as much, because their memory is laid out differently
+Two processes of one program may differ by as much, because their memory is laid out differently
 (`benchmarks.report_diff`).
 """
 Verdict = Literal["slower", "faster", "noise", "unknown", "only in A", "only in B"]
-"""The result for one row. `unknown` means no interval: too few points, or calls that were not clocked."""
+"""The result for a row. `unknown` means without an interval: few points, or calls that were not measured."""
 
 
 class DiffRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase, a handler or waits in two runs. All times are seconds an iteration."""
+    """Hold the seconds per iteration of a phase, a handler, or the waits of one cause, in two runs."""
 
     name: str
     kind: Kind
@@ -42,30 +42,30 @@ class DiffRow(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds in the first run; None if the handler was not called there."""
     b: float | None
     difference: float
-    """The seconds of B less those of A; a run that lacks the handler counts as 0."""
+    """The seconds of B minus those of A; they are 0 for a run without the handler."""
     ratio: float | None = None
     """The ratio of B to A."""
     low: float | None = None
-    """Lower end of the 95 % interval of the difference."""
+    """The lower end of the 95 % interval of the difference."""
     high: float | None = None
     noise: float | None = None
-    """The size of a difference up to which the verdict is `noise`, whatever the interval is."""
+    """Differences up to this size are noise, even if the interval does not contain 0."""
     compared: Statistic = "mean"
     verdict: Verdict
 
 
 class DiffRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two compared runs."""
+    """Describe one of the two compared runs."""
 
     run: str
     """The run's directory, as it was given."""
     iterations: int
     complete: bool
-    """Whether the run has ended; otherwise it is under way or was killed."""
+    """Whether the run has ended; if not, it is under way or was killed."""
 
 
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison of two runs, as `eventloop report A B --diff --json` prints it.
+    """Hold the comparison of two runs, as `eventloop report A B --diff --json` prints it.
 
     diff = compare(load_report(Path("runs/a")), load_report(Path("runs/b")))
     [row.name for row in diff.rows if row.verdict == "slower"]
@@ -75,37 +75,37 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     a: DiffRun
     b: DiffRun
     iteration: float
-    """Seconds of an iteration of A; percentages refer to it."""
+    """The seconds of an iteration of A, to which percentages refer."""
     rows: list[DiffRow]
-    """The rows: handlers that only one run has come first, then all others by the size of the difference.
+    """First the handlers that only one run has, then all other rows, those with large differences first.
 
-    A handler that is called outside of iterations has a row only if one run lacks it. Waits of a cause
-    outside of iterations have a row without an interval.
+    A handler that is called outside of iterations has a row only if one run lacks it. The waits outside of
+    iterations have a row for each cause, without an interval.
     """
     fail_above: float | None = None
-    """The limit of the regression gate, in percent of an iteration of A; None without a gate."""
+    """The limit of `--fail-above`, in percent of an iteration of A; None without a limit."""
     failed: list[str] = []
     """The names of the rows that are slower by more than the limit."""
     scores: Scores | None = None
-    """The comparison of the scores, by `compare_scores`; it decides nothing about the limit."""
+    """The comparison of the scores by `compare_scores`; the limit does not apply to it."""
 
 
 def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:
     """Compare the costs of two runs.
 
     A row is slower or faster if its interval does not contain 0 and the difference is more than noise. Noise
-    is the larger of `LEAST` and the row's `spread` within one run: the load of the machine may change between
-    runs as much as within one, and the interval does not include that. Means are compared in place of lower
-    deciles if the deciles do not differ and the work is rare.
+    is the larger of `LEAST` and the row's `spread` within a run: the load of the machine may change between
+    two runs as much as within one run, which the interval does not include. If the deciles do not differ and
+    the work is rare, the means are compared.
 
     Args:
-        fail_above: a limit in percent of A's iteration. Rows fail if they are slower and the lower end of
-            their interval is above it.
+        fail_above: a limit in percent of A's iteration. A row fails if it is slower and the lower end of its
+            interval is above the limit.
 
     Raises:
         ValueError: a run has no costs, or too few iterations.
     """
-    with np.errstate(all="ignore"):  # of impossible times in a file
+    with np.errstate(all="ignore"):  # a damaged file may have impossible times
         (run_a, first, points_a), (run_b, second, points_b) = _series(a), _series(b)
         whole = difference(points_a, points_b)
         for run, seconds in ((run_a, whole.a), (run_b, whole.b)):
@@ -123,7 +123,7 @@ def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:
 
 
 def _series(report: Report) -> tuple[DiffRun, dict[str, Series], Points]:
-    """Return a run, its series and the points of its whole iteration.
+    """Return the description of a run, its series by name, and the points of its whole iteration.
 
     Raises:
         ValueError: the run has no costs, or too few iterations.
@@ -149,48 +149,63 @@ def _series(report: Report) -> tuple[DiffRun, dict[str, Series], Points]:
 
 
 def _order(row: DiffRow) -> tuple[bool, bool, float]:
-    """Return the key by which rows are sorted.
+    """Return the sort key of a row.
 
-    Handlers that only one run has come first, those in iterations before the others; then the largest
-    difference.
+    It puts handlers that only one run has first, those in iterations before those outside, and then the rows
+    with the largest differences.
     """
-    only = row.verdict.startswith("only")
-    return not only, only and row.kind == "outside", -round(abs(row.difference), 12)
+    in_one_run = row.verdict.startswith("only")
+    return not in_one_run, in_one_run and row.kind == "outside", -round(abs(row.difference), 12)
 
 
 def _is_shown(name: str, first: dict[str, Series], second: dict[str, Series]) -> bool:
-    """Return whether a row is shown: not a handler outside of iterations in both runs, nor a wait in none."""
-    runs = [run[name] for run in (first, second) if name in run]
-    if name in WAIT_ROWS and not any(each.mean for each in runs):
+    """Return whether a series gets a row.
+
+    Waits that neither run has get none, nor do handlers that both runs call only outside of iterations.
+    """
+    series = [run[name] for run in (first, second) if name in run]
+    if name in WAIT_ROWS and not any(one.mean for one in series):
         return False
-    return len(runs) < 2 or any(each.kind != "outside" for each in runs)
+    return len(series) < 2 or any(one.kind != "outside" for one in series)
 
 
 def _row(name: str, a: Series | None, b: Series | None, iteration: float) -> DiffRow:
-    known = a or b
-    assert known is not None
-    means = a and a.mean, b and b.mean
-    verdict: Verdict = "only in B" if a is None else "only in A" if b is None else "unknown"
-    row = _filled(
-        DiffRow(name=name, kind=known.kind, a=None, b=None, difference=0.0, verdict=verdict), *means
-    )
-    if a is None or b is None or a.points is None or b.points is None:
+    """Compare one series in two runs by the rules of `compare`.
+
+    Args:
+        iteration: the seconds of an iteration of A.
+    """
+    present = a or b
+    assert present is not None
+    row = DiffRow(name=name, kind=present.kind, a=None, b=None, difference=0.0, verdict="unknown")
+    row = _with_times(row, a and a.mean, b and b.mean)
+    if a is None:
+        return replace(row, verdict="only in B")
+    if b is None:
+        return replace(row, verdict="only in A")
+    if a.points is None or b.points is None:
         return row
-    found = difference(a.points, b.points)
-    noise = max(LEAST * iteration, found.spread)
-    if _is_noise(found, noise) and (rare(a.points) or rare(b.points)):
-        found = difference(a.points, b.points, "mean")
-        noise = max(LEAST * iteration, found.spread)
-    verdict = "noise" if _is_noise(found, noise) else "slower" if found.b > found.a else "faster"
-    ends = {"low": found.low, "high": found.high, "noise": noise, "compared": found.statistic}
-    return replace(_filled(row, found.a, found.b), verdict=verdict, **ends)
+    result = difference(a.points, b.points)
+    noise = max(LEAST * iteration, result.spread)
+    if _is_noise(result, noise) and (rare(a.points) or rare(b.points)):
+        result = difference(a.points, b.points, "mean")
+        noise = max(LEAST * iteration, result.spread)
+    verdict: Verdict = "slower" if result.b > result.a else "faster"
+    return replace(
+        _with_times(row, result.a, result.b),
+        verdict="noise" if _is_noise(result, noise) else verdict,
+        low=result.low,
+        high=result.high,
+        noise=noise,
+        compared=result.statistic,
+    )
 
 
-def _filled(row: DiffRow, a: float | None, b: float | None) -> DiffRow:
+def _with_times(row: DiffRow, a: float | None, b: float | None) -> DiffRow:
     """Return a row with the times of both runs, their difference and their ratio."""
     ratio = b / a if a is not None and b is not None and a > 0 else None
     return replace(row, a=a, b=b, difference=(b or 0.0) - (a or 0.0), ratio=ratio)
 
 
-def _is_noise(found: Difference, noise: float) -> bool:
-    return abs(found.b - found.a) <= noise or found.low <= 0 <= found.high
+def _is_noise(result: Difference, noise: float) -> bool:
+    return abs(result.b - result.a) <= noise or result.low <= 0 <= result.high

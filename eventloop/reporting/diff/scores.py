@@ -1,7 +1,7 @@
-"""Compare the scores of two runs, metrics of validations and logged losses, at the steps of both.
+"""Compare the scores of two runs (metrics of validations and logged losses) at the steps that both have.
 
-The two values of a step are a pair. The interval is that of the mean difference of the pairs, by the block
-bootstrap of `bootstrap`. It describes these two runs: another seed alone changes scores, too.
+The two values at a step are a pair. The mean difference of the pairs gets an interval by the block bootstrap
+of `bootstrap`. The interval holds for these two runs only: another seed alone changes scores, too.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from eventloop.reporting.diff.bootstrap import difference
 from eventloop.reporting.diff.series import WARM_UP
 
 LEAST_PAIRS = 8
-"""The fewest pairs after the warm-up from which an interval is computed."""
+"""The fewest pairs after the warm-up for which an interval is computed."""
 SCALE = "loss_scale"
-"""The metric of mixed precision, which is no loss."""
+"""A metric of mixed precision. Its name contains "loss", but it is not a loss."""
 Verdict = Literal["higher", "lower", "equal", "noise", "unknown", "only in A", "only in B"]
-"""The result for one score. `equal` means all pairs are, to the bit; `unknown` means too few pairs."""
+"""The result for a score. `equal` means that all pairs are bitwise equal, `unknown` that they are too few."""
 
 
 class ScoreRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric of validations or tests, or a logged loss, in two runs."""
+    """Hold the comparison of a metric of validations or tests, or of a logged loss, in two runs."""
 
     name: str
     mode: str
@@ -37,7 +37,7 @@ class ScoreRow(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int = 0
     """The number of steps at which both runs have a finite value."""
     only_a: int = 0
-    """The number of steps that A alone has; they are not compared."""
+    """The number of steps that only A has; they are not compared."""
     only_b: int = 0
     not_finite_a: int = 0
     """The number of steps at which A has NaN or an infinity; they are left out."""
@@ -45,35 +45,36 @@ class ScoreRow(msgspec.Struct, frozen=True, kw_only=True):
     not_finite_b: int = 0
     first_not_finite_b: int | None = None
     last_step: int | None = None
-    """The last step of the pairs, of which `a` and `b` are the values."""
+    """The last step of the pairs; `a` and `b` are the values at this step."""
     a: float | None = None
     b: float | None = None
     difference: float | None = None
-    """The mean of the differences B - A over the pairs, without the first tenth."""
+    """The mean of B - A over the pairs without the first tenth."""
     low: float | None = None
-    """Lower end of the 95 % interval of the difference."""
+    """The lower end of the 95 % interval of the difference."""
     high: float | None = None
     noise: float | None = None
-    """The size of a difference up to which the verdict is `noise`: the range of its means over four parts."""
+    """Differences up to this size are noise: the range of the mean of B - A over four parts of the runs."""
     verdict: Verdict = "unknown"
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison of the scores of two runs."""
+    """Hold the comparison of the scores of two runs."""
 
     rows: list[ScoreRow] = []
-    """Scores of one run first, then those of validations and tests, then the losses of the training."""
+    """First the scores that only one run has, then those of validations and tests, then training losses."""
     missing: str = ""
-    """A sentence if a run has no scores to compare; "" if both have."""
+    """A sentence if there are no scores to compare, else ""."""
 
 
 def compare_scores(a: Path, b: Path) -> Scores:
     """Compare the scores in the `metrics.jsonl` of two runs.
 
-    Of steps that were logged twice the later value counts, as in the curves of a report.
+    If a resumed run has logged a step again, the later value is compared, as in the curves of a report.
 
     Raises:
-        OSError, ValueError: a file cannot be read, as in `load_report`.
+        OSError: a file cannot be read.
+        ValueError: a file is not empty, and JSONLWriter has written no line of it.
     """
     without = [name for name, run in (("A", a), ("B", b)) if not (run / FILE_NAME).is_file()]
     if without:
@@ -92,8 +93,9 @@ def _is_score(mode: str, name: str) -> bool:
 def _row(
     mode: str, name: str, first: dict[tuple[str, str], Recorded], second: dict[tuple[str, str], Recorded]
 ) -> ScoreRow:
+    """Compare one score; `first` and `second` have the records of each run by mode and name."""
     a, b = (_by_step(run.get((mode, name))) for run in (first, second))
-    bad_a, bad_b = ([step for step, value in each.items() if not isfinite(value)] for each in (a, b))
+    bad_a, bad_b = ([step for step, value in scores.items() if not isfinite(value)] for scores in (a, b))
     row = ScoreRow(
         name=name,
         mode=mode,
@@ -115,19 +117,32 @@ def _row(
 
 
 def _by_step(records: Recorded | None) -> dict[int, float]:
-    return {} if records is None else dict(zip(*(each.tolist() for each in records), strict=True))
+    if records is None:
+        return {}
+    steps, values = records
+    return dict(zip(steps.tolist(), values.tolist(), strict=True))
 
 
 def _compared(row: ScoreRow, pairs: Floats) -> ScoreRow:
-    """Return the row with the difference of its pairs, an array of shape (pairs, 2)."""
-    with np.errstate(all="ignore"):  # of the largest floats
+    """Return the row with the difference of the pairs, its interval and its verdict.
+
+    Args:
+        pairs: an array of shape (pairs, 2) with the values of A and B.
+    """
+    with np.errstate(all="ignore"):  # differences of very large values may overflow
         differences = np.diff(pairs[ceil(len(pairs) * WARM_UP) :] if len(pairs) > 1 else pairs)[:, 0]
         row = replace(row, difference=float(differences.mean()))
         if (pairs[:, 0] == pairs[:, 1]).all():
             return replace(row, verdict="equal")
         if len(differences) < LEAST_PAIRS or not np.isfinite(differences.sum()):
             return row
-        found = difference(np.zeros((1, len(differences))), differences[np.newaxis], "mean")
-    noise = found.low <= 0 <= found.high or abs(found.b) <= found.spread
-    verdict: Verdict = "noise" if noise else "higher" if found.b > 0 else "lower"
-    return replace(row, low=found.low, high=found.high, noise=found.spread, verdict=verdict)
+        result = difference(np.zeros((1, len(differences))), differences[np.newaxis], "mean")
+    is_noise = result.low <= 0 <= result.high or abs(result.b) <= result.spread
+    verdict: Verdict = "higher" if result.b > 0 else "lower"
+    return replace(
+        row,
+        low=result.low,
+        high=result.high,
+        noise=result.spread,
+        verdict="noise" if is_noise else verdict,
+    )

@@ -1,4 +1,4 @@
-"""Draw the comparison of two runs for a terminal."""
+"""Draw the statistical comparison of two runs for a terminal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from eventloop.reporting.tables import encodable, plain
 from eventloop.util.formatting import ABSENT, duration, on_a_line, table, value_text
 
 WIDTH = 80
-"""The width of a line in characters. Long names are cut, except the paths of the runs, and in JSON."""
+"""The width of a line in characters. Long names are cut, except the paths of the runs."""
 LEAST_NAME = 16
 FOLDED = 0.01
-"""The part of an iteration below which a handler without a real difference shares a line."""
+"""Handlers that differ only by noise, and by less than this part of an iteration, share one line."""
 HEADER = ["phase or handler", "A", "B", "B - A, %", "95 % interval", ""]
 SCORES_NOTE = (
     "Scores: A and B are the values at the last step that both runs have. mean B - A is over the pairs "
@@ -25,11 +25,11 @@ SCORES_NOTE = (
 )
 SCORES_HEADER = ["score", "A", "B", "mean B - A", "95 % interval", "pairs", ""]
 QUIET = frozenset({"noise", "unknown", "equal"})
-"""The verdicts whose rows are dimmed."""
+"""The verdicts whose rows are drawn dim."""
 
 
 class Line(NamedTuple):
-    """A line of the output, and whether it is dimmed."""
+    """Hold a line of the output, and whether it is drawn dim."""
 
     text: str
     dim: bool = False
@@ -38,48 +38,47 @@ class Line(NamedTuple):
 def diff_lines(
     diff: Diff, encoding: str = "utf-8", *, width: int = WIDTH, everything: bool = False
 ) -> list[Line]:
-    """Return the two runs, rows for phases and handlers, then for scores, and an explanation of the figures.
+    """Return the lines of a comparison: the runs, a table of times, a table of scores, and explanations.
 
     Args:
         encoding: the encoding of the output; characters that it lacks are replaced.
         width: the width of a line in characters.
-        everything: whether handlers that differ by noise below 1 % of an iteration have rows, too.
+        everything: whether handlers that share a line, as `FOLDED` says, get rows of their own.
     """
     shown = [row for row in diff.rows if everything or not _is_folded(row, diff.iteration)]
     cells = [_cells(row, diff) for row in shown]
     head, rule, *rows = _table(HEADER, cells, encoding, width)
-    drawn = [Line(line, row.verdict in QUIET) for line, row in zip(rows, shown, strict=True)]
+    lines = [*map(Line, (_run("A", diff.a), _run("B", diff.b), "", head, rule))]
+    lines += [Line(line, row.verdict in QUIET) for line, row in zip(rows, shown, strict=True)]
     if folded := len(diff.rows) - len(shown):
         text = f"{folded} more handlers differ by noise below {FOLDED:.0%} of an iteration (--all shows them)"
-        drawn.append(Line(text, dim=True))
-    return [
-        *map(Line, (_run("A", diff.a), _run("B", diff.b), "", head, rule)),
-        *drawn,
-        Line(""),
-        *map(Line, _notes(diff, width)),
-        *([] if diff.scores is None else _score_lines(diff.scores, encoding, width)),
-    ]
+        lines.append(Line(text, dim=True))
+    lines += [Line(""), *map(Line, _notes(diff, width))]
+    if diff.scores is not None:
+        lines += _score_lines(diff.scores, encoding, width)
+    return lines
 
 
 def _table(header: list[str], cells: list[list[str]], encoding: str, width: int) -> list[str]:
-    """Return the lines of a table, whose names are cut so that it fits the width if possible."""
-    others = sum(2 + max(map(len, column)) for column in list(zip(header, *cells, strict=True))[1:])
+    """Return the lines of a table; names are cut so that it fits the width, but not below `LEAST_NAME`."""
+    other_columns = [*zip(header, *cells, strict=True)][1:]
+    other_width = sum(2 + max(map(len, column)) for column in other_columns)
     for row in cells:
-        row[0] = on_a_line(row[0], max(LEAST_NAME, width - others))
+        row[0] = on_a_line(row[0], max(LEAST_NAME, width - other_width))
     text = table(header, cells, right=range(1, len(header) - 1))
     return (text if encodable(text, encoding) else plain(text, encoding)).splitlines()
 
 
 def _score_lines(scores: Scores, encoding: str, width: int) -> list[Line]:
-    """Return an empty line, a row for each score, and an explanation with the steps that are not compared."""
+    """Return the lines of a table of scores, and notes on it and on the steps that are not compared."""
     if not scores.rows:
         return [Line(""), Line(scores.missing)]
     head, rule, *rows = _table(SCORES_HEADER, [_score_cells(row) for row in scores.rows], encoding, width)
-    drawn = [Line(line, row.verdict in QUIET) for line, row in zip(rows, scores.rows, strict=True)]
+    lines = [*map(Line, ("", head, rule))]
+    lines += [Line(line, row.verdict in QUIET) for line, row in zip(rows, scores.rows, strict=True)]
     text = "\n".join([SCORES_NOTE, *_unshared(scores.rows), *_not_finite(scores.rows)])
     notes = (text if encodable(text, encoding) else plain(text, encoding)).splitlines()
-    explained = [Line(line) for note in notes for line in wrap(note, width)]
-    return [*map(Line, ("", head, rule)), *drawn, Line(""), *explained]
+    return [*lines, Line(""), *(Line(line) for note in notes for line in wrap(note, width))]
 
 
 def _score_cells(row: ScoreRow) -> list[str]:
@@ -94,13 +93,16 @@ def _score_name(row: ScoreRow) -> str:
 
 
 def _unshared(rows: list[ScoreRow]) -> list[str]:
-    """Return a line for the scores that lack the same numbers of steps in one of the runs."""
+    """Return lines on the steps that only one run has, one line for scores with equal counts of them."""
     names: dict[str, list[str]] = {}
     for row in rows:
-        alone = ", ".join(f"{n:,} of {run}" for run, n in (("A", row.only_a), ("B", row.only_b)) if n)
-        if alone and not row.verdict.startswith("only"):
-            names.setdefault(alone, []).append(_score_name(row))
-    return [f"Steps of one run only, not compared: {alone} ({', '.join(n)})." for alone, n in names.items()]
+        counts = ", ".join(f"{n:,} of {run}" for run, n in (("A", row.only_a), ("B", row.only_b)) if n)
+        if counts and not row.verdict.startswith("only"):
+            names.setdefault(counts, []).append(_score_name(row))
+    return [
+        f"Steps of one run only, not compared: {counts} ({', '.join(scores)})."
+        for counts, scores in names.items()
+    ]
 
 
 def _not_finite(rows: list[ScoreRow]) -> list[str]:
@@ -121,7 +123,7 @@ def _is_folded(row: DiffRow, iteration: float) -> bool:
 
 
 def regression_line(diff: Diff) -> str:
-    """Return the result of the regression gate, `--fail-above`, on one line, with the rows above it."""
+    """Return the result of `--fail-above` on one line, with the rows that are slower than its limit."""
     limit = f"{diff.fail_above:g} % of an iteration"
     if not diff.failed:
         passed = f"--fail-above: no row is slower by more than {limit}"
@@ -131,12 +133,12 @@ def regression_line(diff: Diff) -> str:
                 "on a quieter machine"
             )
         return passed
-    each = [
+    failed_rows = [
         f"{row.name} by {_percent(row.difference, diff.iteration)} % ({_interval(row, diff.iteration)})"
         for row in diff.rows
         if row.name in diff.failed
     ]
-    return f"--fail-above: slower by more than {limit}: {'; '.join(each)}"
+    return f"--fail-above: slower by more than {limit}: {'; '.join(failed_rows)}"
 
 
 def _run(letter: str, run: DiffRun) -> str:
@@ -147,11 +149,11 @@ def _run(letter: str, run: DiffRun) -> str:
 def _cells(row: DiffRow, diff: Diff) -> list[str]:
     iteration = diff.iteration
     times = (row.a, diff.a), (row.b, diff.b)
-    if row.kind in ("outside", "wait"):  # occasional: the total says more than a time an iteration
-        whole = [ABSENT if s is None else f"{duration(s * run.iterations)} in all" for s, run in times]
-        return [row.name, *whole, ABSENT, ABSENT, row.verdict]
-    each = [ABSENT if seconds is None else duration(seconds) for seconds, _ in times]
-    return [row.name, *each, _percent(row.difference, iteration), _interval(row, iteration), row.verdict]
+    if row.kind in ("outside", "wait"):  # they are occasional, so the total is shown
+        totals = [ABSENT if s is None else f"{duration(s * run.iterations)} in all" for s, run in times]
+        return [row.name, *totals, ABSENT, ABSENT, row.verdict]
+    means = [ABSENT if seconds is None else duration(seconds) for seconds, _ in times]
+    return [row.name, *means, _percent(row.difference, iteration), _interval(row, iteration), row.verdict]
 
 
 def _interval(row: DiffRow, iteration: float) -> str:
@@ -176,7 +178,7 @@ def _notes(diff: Diff, width: int) -> list[str]:
 
 
 def _noise(diff: Diff) -> float:
-    """Return the part of an iteration up to which a difference between whole iterations is noise."""
+    """Return the noise of the row of the whole iteration, as a part of an iteration of A."""
     return (next(row.noise for row in diff.rows if row.name == ITERATION) or 0.0) / diff.iteration
 
 

@@ -1,7 +1,7 @@
 """Draw the charts of a report with plotly.
 
-`html` puts them on the page. Importing this module imports plotly. `text` escapes names that come from a run,
-because plotly interprets some HTML tags in every string.
+`html` puts them on the page. Importing this module imports plotly. Plotly interprets some HTML tags in every
+string, so names that come from a run must be escaped by `text`.
 """
 
 from __future__ import annotations
@@ -34,39 +34,37 @@ from eventloop.util.formatting import duration, on_a_line, share, three_digits
 BAD = "#d23b3b"
 GREY = "#8e98a6"
 _TICKS = [factor * 10.0**power for power in range(-7, 5) for factor in (1, 2, 5)]
-"""Candidates for the ticks of an axis of step times, in seconds."""
+"""The possible ticks of an axis of step times, in seconds."""
 _ABOVE = {"type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
 _ABOVE |= {"pad": {"b": 4, "t": 0, "l": 0, "r": 0}}
-"""The place of a chart's buttons: at the left above the chart, as plotly's own are at the right."""
+"""The position of a chart's buttons: above the chart at the left, because plotly's are at the right."""
 _LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "traceorder": "normal"}
 _CLEAR = "rgba(0,0,0,0)"
 DASHES = {"train": "solid", "val": "dash", "test": "dot"}
 CLIP = 4
-"""The highest value on a phase chart's axis, as a multiple of the median iteration.
-
-Rare longer iterations are cut off, and a button shows them.
-"""
+"""The axis of a chart of phases ends at this multiple of the median iteration; a button shows the rest."""
 BUTTONS = 34
-"""The height in pixels that is kept free for the buttons above a chart."""
+"""The height in pixels of the space for buttons above a chart."""
 FEW = 80
-"""The largest number of points for which a curve is drawn with markers."""
+"""A curve of at most this many points is drawn with markers."""
 MOST_HANDLERS = 20
+"""The largest number of handlers that are drawn."""
 FEWEST_HANDLERS = 5
-"""The number of handlers that are drawn even if they take less than 1 % of an iteration."""
+"""This many handlers are drawn even if they take less than 1 % of an iteration."""
 NAME = 22
-"""The height of a handler's or run's name above its bars, in pixels."""
+"""The height in pixels of a name above its bars."""
 BAR = 18
-"""Height of a bar in pixels."""
+"""The height of a bar in pixels."""
 BIN = 1.1
 """The ratio of the upper to the lower edge of a bin in the histogram of step times."""
 PERCENTILES = ("p50", "p90", "p99")
 LABEL = 0.13
-"""The height of the label of a percentile, as a share of the height of its chart."""
+"""The height of the label of a percentile, as a part of the height of its chart."""
 MEDIANS = "A bar of medians may be shorter than the median iteration: they need not add up to it."
 
 
 class NamedRun(NamedTuple):
-    """A run with the name and the colour that it has on the page."""
+    """Hold a run's report with the name and the colour of the run on the page."""
 
     name: str
     report: Report
@@ -74,13 +72,13 @@ class NamedRun(NamedTuple):
 
     @property
     def costs(self) -> RunCosts:
-        """Return the costs of the run; call it only for a run that has costs."""
+        """The costs of the run, which must have costs."""
         assert self.report.costs is not None
         return self.report.costs
 
 
 class Chart(NamedTuple):
-    """A figure of the page, with its title and a remark below it."""
+    """Hold a figure of the page, with its title and a remark below it."""
 
     title: str
     figure: go.Figure
@@ -88,7 +86,7 @@ class Chart(NamedTuple):
 
 
 def name_runs(names: Sequence[str], reports: Sequence[Report]) -> list[NamedRun]:
-    """Pair each report with its name and a colour."""
+    """Return each report with its name and a colour."""
     return [
         NamedRun(name, report, RUN_COLOURS[number % len(RUN_COLOURS)])
         for number, (name, report) in enumerate(zip(names, reports, strict=True))
@@ -96,12 +94,17 @@ def name_runs(names: Sequence[str], reports: Sequence[Report]) -> list[NamedRun]
 
 
 def text(value: str, width: int = 44) -> str:
-    """Escape a text that comes from a run, because plotly interprets HTML; cut it to `width` characters."""
+    """Escape the HTML in a text that comes from a run, and cut the text to `width` characters."""
     return html.escape(on_a_line(value, width), quote=False)
 
 
 def _lay_out(figure: go.Figure, height: int, **layout: Any) -> None:
-    """Set the height and margins of a chart, with its buttons at the top and its legend at the bottom."""
+    """Set the options that all charts share, with space for buttons at the top and the legend at the bottom.
+
+    Args:
+        height: the height in pixels.
+        layout: other options of plotly's layout.
+    """
     margin = {"l": 10, "r": 10, "t": BUTTONS, "b": 10}
     figure.update_layout(template="none", height=height, margin=margin, legend=_LEGEND)
     figure.update_layout(paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR, **layout)
@@ -109,21 +112,25 @@ def _lay_out(figure: go.Figure, height: int, **layout: Any) -> None:
 
 
 class _Rows:
-    """The layout of a bar chart whose rows are a name above horizontal bars.
+    """Compute the layout of a bar chart in which each row has a name and horizontal bars below it.
 
-    A row is 1 high in the units of the y-axis. Bars begin at 0 in their row, and the name is above them.
+    A row is 1 high in units of the y-axis. Its bars begin at the integer that is its number.
+
+    Args:
+        names: the names of the rows.
+        bars: the number of bars in a row.
     """
 
     def __init__(self, names: Sequence[str], bars: int) -> None:
-        rows, pixels = [*range(len(names))], NAME + BAR * bars
-        self.pixels = pixels * len(names) + 150
-        """The height of the chart, with the axis and the buttons."""
-        self.width = BAR / pixels
+        rows, row_pixels = [*range(len(names))], NAME + BAR * bars
+        self.pixels = row_pixels * len(names) + 150
+        """The height of the chart in pixels, with the x-axis and the buttons."""
+        self.width = BAR / row_pixels
         """The thickness of a bar, in units of the y-axis."""
         self.axis: dict[str, Any] = {"tickvals": rows, "ticktext": [text(name) for name in names]}
-        """The options of the y-axis, which lists the names from top to bottom; names may repeat."""
-        high = self.width * bars
-        self.axis |= {"range": [len(rows) - 1 + high, high - 1], "showgrid": False}
+        """The options of the y-axis, which has the names from top to bottom; several may be equal."""
+        bars_height = self.width * bars
+        self.axis |= {"range": [len(rows) - 1 + bars_height, bars_height - 1], "showgrid": False}
         self.axis |= {"ticks": "", "ticklabelposition": "inside top"}
 
 
@@ -136,12 +143,12 @@ def phase_charts(runs: Sequence[NamedRun]) -> list[Chart]:
 
 def _phase_chart(runs: Sequence[NamedRun]) -> Chart:
     """Return the chart of an iteration's phases, with bars for each run's mean, device and median times."""
-    bars: dict[str, dict[str, float]] = {}  # seconds of an iteration by phase
+    bars: dict[str, dict[str, float]] = {}  # by the name of a bar, seconds per iteration by phase
     for run in runs:
-        for what, phases in (("mean", run.costs.phases), ("on the device", run.costs.device)):
+        for kind, phases in (("mean", run.costs.phases), ("on the device", run.costs.device)):
             if phases is not None and (number := phases.iterations):
                 names = (*PHASES, *WAITS, "wall")
-                bars[f"{run.name}, {what}"] = {name: getattr(phases, name) / number for name in names}
+                bars[f"{run.name}, {kind}"] = {name: getattr(phases, name) / number for name in names}
         if usual := medians(run.costs):
             bars[f"{run.name}, median"] = usual
     figure, rows = go.Figure(), _Rows([*bars], 1)
@@ -163,13 +170,12 @@ def _phase_chart(runs: Sequence[NamedRun]) -> Chart:
     longest = max(sum(seconds[phase] for phase in shown) for seconds in bars.values()) * 1e3
     layout = {"barmode": "stack", "xaxis_title": "ms an iteration", "xaxis_range": [0, longest or 1.0]}
     _lay_out(figure, rows.pixels, uniformtext={"mode": "hide", "minsize": 11}, yaxis=rows.axis, **layout)
-    return Chart(
-        "Where an iteration's time goes", figure, MEDIANS if any(r.costs.trend for r in runs) else ""
-    )
+    note = MEDIANS if any(run.costs.trend for run in runs) else ""
+    return Chart("Where an iteration's time goes", figure, note)
 
 
 def _step_time_charts(runs: Sequence[NamedRun]) -> list[Chart]:
-    """Return a chart with a histogram of step times for each run, or [] if no cost record has a histogram."""
+    """Return one chart with a histogram of step times for each run; [] if no cost record has a histogram."""
     shown = [run for run in runs if run.costs.histogram]
     if not shown:
         return []
@@ -206,29 +212,33 @@ def _step_time_charts(runs: Sequence[NamedRun]) -> list[Chart]:
 
 
 def _bins(histogram: Sequence[tuple[float, int]]) -> tuple[list[float], list[int]]:
-    """Return the lower edges in seconds and the counts of gapless bins, with an empty bin at each end."""
-    found: Counter[int] = Counter()
+    """Return lower edges in seconds and counts of bins without gaps, with an empty bin at each end."""
+    counts: Counter[int] = Counter()  # the exponent of a bin's lower edge, to the base `BIN`
     for edge, count in histogram:
-        found[floor(log(edge, BIN) + 1e-6)] += count
-    steps = range(min(found) - 1, max(found) + 2)
-    return [BIN**step for step in steps], [found[step] for step in steps]
+        counts[floor(log(edge, BIN) + 1e-6)] += count
+    exponents = range(min(counts) - 1, max(counts) + 2)
+    return [BIN**exponent for exponent in exponents], [counts[exponent] for exponent in exponents]
 
 
 def _add_percentiles(figure: go.Figure, times: Times, row: int, *, middle: float) -> None:
-    """Add a vertical line for each percentile, with labels above the bars, each lower than the last one.
+    """Add a vertical line with a label for each percentile of the step times.
 
-    The labels are on the inner side of their lines; the axis leaves the height of as many labels to them.
+    The labels are above the histogram, each lower than the one before it, on the side of their line that
+    faces the middle.
+
+    Args:
+        middle: the middle of the x-axis.
     """
     for number, name in enumerate(PERCENTILES if times.samples else ()):
-        at = log10(seconds) if (seconds := getattr(times, name)) > 0 else middle
-        figure.add_vline(at, line={"color": GREY, "dash": "dot", "width": 1.5}, row=row, col=1)
-        place = {"x": at, "xanchor": "left" if at <= middle else "right", "y": 1 - LABEL * number}
-        place |= {"yref": "y domain", "yanchor": "top"}
-        figure.add_annotation(place, text=f"{name} {duration(seconds)}", showarrow=False, row=row, col=1)
+        x = log10(seconds) if (seconds := getattr(times, name)) > 0 else middle
+        figure.add_vline(x, line={"color": GREY, "dash": "dot", "width": 1.5}, row=row, col=1)
+        position = {"x": x, "xanchor": "left" if x <= middle else "right", "y": 1 - LABEL * number}
+        position |= {"yref": "y domain", "yanchor": "top"}
+        figure.add_annotation(position, text=f"{name} {duration(seconds)}", showarrow=False, row=row, col=1)
 
 
 def _trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
-    """Return one chart for each run with its phases over the iterations, all with the same y-axis."""
+    """Return a chart of the phases over the iterations for each run, all with the same y-axis."""
     shown = [run for run in runs if trend(run.costs, "wall")]
     walls = [[seconds * 1e3 for seconds in trend(run.costs, "wall")] for run in shown]
     # the limit uses each run's own median, so that a fast run does not cut off a slow one
@@ -258,33 +268,23 @@ def _trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
 
 
 def handler_charts(runs: Sequence[NamedRun]) -> list[Chart]:
-    """Return the chart of the most expensive handlers of an iteration, with a bar for each run.
+    """Return a chart of the most expensive handlers of an iteration, with a bar for each run, or [].
 
-    The list is empty if there is nothing to draw. A handler whose time includes other phases is not
-    comparable, so a note names it in place of a bar.
+    A handler whose time includes other phases is not comparable, so a note names it in place of a bar.
     """
-    found = [by_key(run.costs, inside=True) for run in runs]
-    microseconds = [
-        {
-            key: h.seconds / run.costs.phases.iterations * 1e6
-            for key, h in handlers.items()
-            if h.calls > 1 and not h.includes
-        }
-        for run, handlers in zip(runs, found, strict=True)
-    ]
-    most = {key: max(each.get(key, 0.0) for each in microseconds) for each in microseconds for key in each}
-    means = [run.costs.phases.wall / run.costs.phases.iterations * 1e6 for run in runs]
-    least = MATTERS * min(means, default=0.0)
-    ranked = sorted(most, key=lambda key: -most[key])[:MOST_HANDLERS]
-    keys = [key for number, key in enumerate(ranked) if number < FEWEST_HANDLERS or most[key] >= least]
+    handlers_by_run = [by_key(run.costs, inside=True) for run in runs]
+    times_by_run = [_microseconds(run.costs) for run in runs]
+    longest = {key: max(times.get(key, 0.0) for times in times_by_run) for run in times_by_run for key in run}
+    keys = _drawn_handlers(longest, runs)
     if not keys:
         return []
     rows = _Rows(keys, len(runs))
     figure = go.Figure()
-    for number, (run, handlers, each) in enumerate(zip(runs, found, microseconds, strict=True)):
-        shown = {row: handlers[key] for row, key in enumerate(keys) if key in each}
+    columns = zip(runs, handlers_by_run, times_by_run, strict=True)
+    for number, (run, handlers, times) in enumerate(columns):
+        shown = {row: handlers[key] for row, key in enumerate(keys) if key in times}
         figure.add_bar(
-            x=[each[keys[row]] for row in shown],
+            x=[times[keys[row]] for row in shown],
             y=[*shown],
             orientation="h",
             name=text(run.name),
@@ -298,15 +298,40 @@ def handler_charts(runs: Sequence[NamedRun]) -> list[Chart]:
             hovertemplate="%{x:,.4g} µs an iteration<br>%{hovertext}<extra></extra>",
         )
     layout = {"xaxis_title": "µs an iteration, mean", "yaxis": rows.axis}
-    span = [0, 1.15 * most[keys[0]] or 1.0]
+    span = [0, 1.15 * longest[keys[0]] or 1.0]
     _lay_out(figure, rows.pixels, showlegend=len(runs) > 1, **layout, xaxis_range=span)
-    note = _handler_note(found, len(most) - len(keys))
+    note = _handler_note(handlers_by_run, len(longest) - len(keys))
     return [Chart("What each handler adds to an iteration", figure, note)]
 
 
-def _handler_note(found: Sequence[dict[str, HandlerCost]], others: int) -> str:
-    """Return the note below the chart of handlers: which ones are not drawn, and the meaning of red."""
-    every = [(key, handler) for handlers in found for key, handler in handlers.items()]
+def _microseconds(costs: RunCosts) -> dict[str, float]:
+    """Return the mean µs per iteration of each handler that can have a bar, by key."""
+    return {
+        key: handler.seconds / costs.phases.iterations * 1e6
+        for key, handler in by_key(costs, inside=True).items()
+        if handler.calls > 1 and not handler.includes
+    }
+
+
+def _drawn_handlers(longest: dict[str, float], runs: Sequence[NamedRun]) -> list[str]:
+    """Return the keys of the handlers that are drawn, the most expensive first.
+
+    Args:
+        longest: for each handler the µs per iteration of the run in which it takes longest.
+    """
+    means = [run.costs.phases.wall / run.costs.phases.iterations * 1e6 for run in runs]
+    least = MATTERS * min(means, default=0.0)
+    ranked = sorted(longest, key=lambda key: -longest[key])[:MOST_HANDLERS]
+    return [key for number, key in enumerate(ranked) if number < FEWEST_HANDLERS or longest[key] >= least]
+
+
+def _handler_note(handlers_by_run: Sequence[dict[str, HandlerCost]], others: int) -> str:
+    """Return the note below the chart of handlers, on handlers that are not drawn and the meaning of red.
+
+    Args:
+        others: the number of handlers that are too inexpensive for the chart.
+    """
+    every = [(key, handler) for handlers in handlers_by_run for key, handler in handlers.items()]
     left_out = dict.fromkeys(with_includes(handler, key) for key, handler in every if handler.includes)
     notes = {
         f"{others:,} less expensive ones are in the table alone.": others > 0,
@@ -324,15 +349,16 @@ def _hover(what: str, times: Times, budget: float | None) -> str:
 
 def scalar_charts(runs: Sequence[NamedRun]) -> list[Chart]:
     """Return a chart for each logged scalar, with a line for each mode and run."""
-    found: dict[str, list[tuple[NamedRun, Curve]]] = {}
+    curves: dict[str, list[tuple[NamedRun, Curve]]] = {}
     for run in runs:
         for curve in run.report.log.curves if run.report.log is not None else []:
-            found.setdefault(curve.name, []).append((run, curve))
-    names = sorted(found, key=lambda name: name in (*TIMES, "lr"))  # the least interesting ones last
-    return [_scalar_chart(name, found[name], alone=len(runs) == 1) for name in names]
+            curves.setdefault(curve.name, []).append((run, curve))
+    names = sorted(curves, key=lambda name: name in (*TIMES, "lr"))  # times and learning rates last
+    return [_scalar_chart(name, curves[name], alone=len(runs) == 1) for name in names]
 
 
 def _scalar_chart(name: str, members: Sequence[tuple[NamedRun, Curve]], *, alone: bool) -> Chart:
+    """Return the chart of one scalar; `alone` means that all curves are those of one run."""
     figure = go.Figure()
     for number, (run, curve) in enumerate(members):
         colour = RUN_COLOURS[number % len(RUN_COLOURS)] if alone else run.colour
@@ -358,8 +384,8 @@ def _scalar_chart(name: str, members: Sequence[tuple[NamedRun, Curve]], *, alone
             step = curve.first_not_finite
             figure.add_vline(step, line=line, annotation_text=note, annotation_font_color=BAD)
     kinds = [
-        {"label": k, "method": "relayout", "args": [{"yaxis.type": k, "yaxis.autorange": True}]}
-        for k in ("linear", "log")
+        {"label": kind, "method": "relayout", "args": [{"yaxis.type": kind, "yaxis.autorange": True}]}
+        for kind in ("linear", "log")
     ]
     buttons = [{"buttons": kinds, **_ABOVE}]
     legend = len(members) > 1

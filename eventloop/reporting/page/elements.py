@@ -1,4 +1,4 @@
-"""Make the elements of the page from the report's tables and facts, as HTML with all texts escaped."""
+"""Make HTML elements from a report's tables and facts, with all texts escaped."""
 
 from __future__ import annotations
 
@@ -15,22 +15,18 @@ BREAKS = re.compile(r"(?<=\w)([._])(?=\w)")
 
 
 def table_html(table: Table, styles: Sequence[str] = ()) -> str:
-    """Return a table with the lines of its note below it.
-
-    It scrolls horizontally in its own box if it is wider than the screen.
+    """Return a table, in a box that scrolls horizontally, with the lines of its note below it.
 
     Args:
-        styles: the style of the first cell of each row; () for none.
+        styles: the CSS style of the first cell of each row; () for none.
     """
     header = "".join(_cell("th", name, column < table.left) for column, name in enumerate(table.header))
     rows = []
     for number, row in enumerate(table.rows):
-        cells = [
-            _cell(
-                "td", cell, column < table.left, table.marks.get(at := (number, column)), table.below.get(at)
-            )
-            for column, cell in enumerate(row)
-        ]
+        cells = []
+        for column, cell in enumerate(row):
+            mark, below = table.marks.get((number, column)), table.below.get((number, column))
+            cells.append(_cell("td", cell, column < table.left, mark, below))
         if styles:
             cells[0] = f'<td style="{styles[number]}">{escape(row[0])}</td>'
         rows.append(f"<tr{' class=bad' if number in table.bad else ''}>{''.join(cells)}</tr>")
@@ -49,7 +45,7 @@ def _cell(tag: str, value: str, is_text: bool, mark: str | None = None, below: s
 
 
 def facts_html(facts: Sequence[Fact]) -> str:
-    """Return named values as a list."""
+    """Return facts as a list of names and values; "" without facts."""
     rows = "".join(
         f"<dt>{escape(name)}</dt><dd{' class=bad' if bad else ''}>{escape(on_a_line(value))}</dd>"
         for name, value, bad in facts
@@ -58,10 +54,10 @@ def facts_html(facts: Sequence[Fact]) -> str:
 
 
 def remarks(lines: Sequence[str]) -> str:
-    """Return lines of remarks, without those that are empty."""
+    """Return a paragraph for each line that is not empty."""
     return "".join(f"<p class=remark>{escape(line)}</p>" for line in lines if line)
 
 
-def folded(what: str, table: Table) -> str:
-    """Return a table that opens with a click on `what`."""
-    return f"<details><summary>{escape(what)}</summary>{table_html(table)}</details>"
+def folded(title: str, table: Table) -> str:
+    """Return a table that is hidden until a click on its title."""
+    return f"<details><summary>{escape(title)}</summary>{table_html(table)}</details>"

@@ -1,4 +1,4 @@
-"""Make the top of the page: what a run was begun with, how it went, and what to do."""
+"""Make the top of the page: advice, facts and notes on the runs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:  # charts import plotly, which only a page needs
 def head(run: NamedRun) -> str:
     """Return the top of a page on one run as HTML: name, advice, facts and notes."""
     report = run.report
-    known = f"<div class=facts>{facts_html(facts(report))}{facts_html(begun_facts(report))}</div>"
+    all_facts = f"<div class=facts>{facts_html(facts(report))}{facts_html(begun_facts(report))}</div>"
     path = f"<p class=remark>{escape(report.run)}</p>" if report.run != run.name else ""
     advice = "".join(f"<p class=advice>{escape(on_a_line(line))}</p>" for line in report.advice)
     notes = remarks([*report.missing, *report.notes])
-    return f"<h1>{escape(run.name)}</h1>{path}{advice}{known}{notes}"
+    return f"<h1>{escape(run.name)}</h1>{path}{advice}{all_facts}{notes}"
 
 
 def heads(runs: Sequence[NamedRun]) -> str:
-    """Return the head of a page on several runs: a table with best and worst marked, advice and notes."""
+    """Return the top of a page on several runs as HTML: a table of the runs, advice and notes."""
     table = runs_table([run.report for run in runs], [run.name for run in runs])
     styles = [f"box-shadow:inset 5px 0 {run.colour};padding-left:12px" for run in runs]
     advice = "".join(
@@ -40,7 +40,7 @@ def heads(runs: Sequence[NamedRun]) -> str:
 
 
 def about(run: NamedRun) -> str:
-    """Return the facts of a run's `run_info` events and its last texts in a folded section."""
+    """Return a section, hidden until a click, with a run's `run_info` facts and its last logged texts."""
     log = run.report.log
     if log is None:
         return ""

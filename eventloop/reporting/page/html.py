@@ -1,6 +1,6 @@
 """Draw reports as one HTML page with charts.
 
-The page contains what it needs of plotly.js and loads nothing from the network.
+The page contains the part of plotly.js that it needs, and loads nothing from the network.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; img-src data: blob:"
 )
-"""The content security policy of the page: the browser may load nothing."""
+"""The content security policy of the page, which forbids the browser to load anything."""
 UNUSED = ["select2d", "lasso2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toggleSpikelines"]
 CONFIG = {"displaylogo": False, "responsive": True, "showSendToCloud": False, "plotlyServerURL": ""}
 CONFIG |= {"modeBarButtonsToRemove": UNUSED}
 ON_ERROR = 'addEventListener("error",function(){document.documentElement.className="undrawn"})'
-"""The script that shows the remark on charts, if one fails, as all do in a browser too old for plotly.js."""
+"""The script that shows the second text of `NO_CHARTS` if a chart fails, as in a browser that is too old."""
 NO_CHARTS = (
     "<noscript><p>The charts need JavaScript; the tables say the same.</p></noscript>"
     '<p class="undrawn advice">This browser could not draw every chart; the tables say the same.</p>'
@@ -59,7 +59,11 @@ NO_CHARTS = (
 
 
 def check_plotly() -> None:
-    """Raise ImportError unless plotly, which draws the charts, is installed."""
+    """Check that plotly, which draws the charts, is installed.
+
+    Raises:
+        ImportError: it is not installed.
+    """
     if importlib.util.find_spec("plotly") is None:
         raise ImportError(
             "a page with charts needs plotly, which the extras demo and report bring: "
@@ -68,15 +72,15 @@ def check_plotly() -> None:
 
 
 def is_page(path: Path) -> bool:
-    """Return whether a file begins like the pages of this module, in upper or lower case."""
+    """Return whether a file begins with `MARK`, as the pages of this module do, in upper or lower case."""
     with path.open("rb") as file:
         return file.read(len(MARK)).lower() == MARK.lower()
 
 
 def as_page(reports: Sequence[Report]) -> str:
-    """Return the whole page as text, usually 1.3 MB, most of it plotly.js.
+    """Return the page on one or several runs as text; it usually has 1.3 MB, most of them plotly.js.
 
-    All text from the runs is escaped, and the page's content security policy forbids it to load anything.
+    All texts from the runs are escaped, and the page's content security policy forbids it to load anything.
 
     Raises:
         ImportError: plotly is not installed.
@@ -105,66 +109,79 @@ def as_page(reports: Sequence[Report]) -> str:
 
 
 def _style() -> str:
-    """Return the style sheet. Its colours follow the browser's scheme, and override plotly's."""
+    """Return the style sheet, whose colours follow the browser's colour scheme and override plotly's."""
     return (files(__package__) / "page.css").read_text("utf-8")
 
 
 def _sections(runs: Sequence[NamedRun]) -> list[str]:
-    """Return the sections of the page, each with its charts followed by its tables."""
+    """Return the sections of the page as HTML, each with its charts followed by its tables."""
     from eventloop.reporting.page.charts import handler_charts, phase_charts, scalar_charts
 
-    timed = [run for run in runs if run.report.costs is not None]
-    iterated = [run for run in timed if run.costs.phases.iterations]
+    with_costs = [run for run in runs if run.report.costs is not None]
+    with_iterations = [run for run in with_costs if run.costs.phases.iterations]
     charts = {
         "Scalars": f"<div class=grid>{''.join(map(_chart, scalar_charts(runs)))}</div>",
-        "Step time": "".join(map(_chart, phase_charts(iterated))),
-        "Handlers": "".join(map(_chart, handler_charts(iterated))),
-        "Background subscribers": _background(timed),
+        "Step time": "".join(map(_chart, phase_charts(with_iterations))),
+        "Handlers": "".join(map(_chart, handler_charts(with_iterations))),
+        "Background subscribers": _background(with_costs),
         WAITS_TITLE: "",
         COMMANDS: "",
         OPTIONS: "",
     }
-    below = _run_tables(runs[0].report) if len(runs) == 1 else _comparisons(runs)
-    found = []
-    for title, own in charts.items():
-        tables = "".join(html for name, html in below if name.startswith(title))
-        if tables or "<figure" in own:
-            found.append(f"<h2>{title}</h2>{own}{tables}")
-    return found
+    titled_tables = _run_tables(runs[0].report) if len(runs) == 1 else _comparisons(runs)
+    sections = []
+    for title, figures in charts.items():
+        tables = "".join(html for name, html in titled_tables if name.startswith(title))
+        if tables or "<figure" in figures:
+            sections.append(f"<h2>{title}</h2>{figures}{tables}")
+    return sections
 
 
 def _run_tables(report: Report) -> list[tuple[str, str]]:
-    """Return the tables of one run with their titles; less important rows are in a folded table."""
-    found = []
+    """Return (title, HTML) for each table of one run.
+
+    Most tables are hidden until a click; of handlers, the expensive ones are shown above the hidden table.
+    """
+    titled = []
     for table in run_tables(report):
-        title = f"<h3>{table.title}</h3>" if table.title in (OUTSIDE, RANKS) else ""
+        heading = f"<h3>{table.title}</h3>" if table.title in (OUTSIDE, RANKS) else ""
         if table.title in (INSIDE, OUTSIDE) and report.costs is not None:
             inside = table.title == INSIDE
             few = handlers_table(report.costs, fold(report.costs, inside=inside).shown, inside=inside)
-            found.append((table.title, title + (table_html(few.reordered()) if few.rows else "")))
-        whole = table.title in (RANKS, WAITS_TITLE, COMMANDS)
-        html = title + table_html(table) if whole else folded(f"All {len(table.rows)} rows as a table", table)
-        found.append((table.title, html))
-    return found
+            titled.append((table.title, heading + (table_html(few.reordered()) if few.rows else "")))
+        if table.title in (RANKS, WAITS_TITLE, COMMANDS):
+            html = heading + table_html(table)
+        else:
+            html = folded(f"All {len(table.rows)} rows as a table", table)
+        titled.append((table.title, html))
+    return titled
 
 
 def _comparisons(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
-    """Return the comparisons of several runs with their titles; rows without a difference are folded."""
-    found, names = [], [run.name for run in runs]
-    for each in compare([run.report for run in runs]):
-        shown = each._replace(rows=[row for row in each.rows if each.ratios and row.matters])
-        others = each._replace(rows=[row for row in each.rows if row not in shown.rows])
-        html = f"<h3>{each.title}</h3>{table_html(shown.table(names))}" if shown.rows else ""
-        count = f"{len(others.rows)} more, which differ by less than 1 % of a run"
-        html += folded(count if each.ratios else "As a table", others.table(names)) if others.rows else ""
-        found.append((each.title, html))
-    return found
+    """Return (title, HTML) for each comparison of several runs.
+
+    Rows that differ by less than 1 % of a run are in a table that is hidden until a click.
+    """
+    titled, names = [], [run.name for run in runs]
+    for comparison in compare([run.report for run in runs]):
+        rows = [row for row in comparison.rows if comparison.ratios and row.matters]
+        shown = comparison._replace(rows=rows)
+        others = comparison._replace(rows=[row for row in comparison.rows if row not in rows])
+        html = f"<h3>{comparison.title}</h3>{table_html(shown.table(names))}" if rows else ""
+        if others.rows:
+            title = "As a table"
+            if comparison.ratios:
+                title = f"{len(others.rows)} more, which differ by less than 1 % of a run"
+            html += folded(title, others.table(names))
+        titled.append((comparison.title, html))
+    return titled
 
 
 def _background(runs: Sequence[NamedRun]) -> str:
-    """Return bars for each background subscriber: its busy share of the run, its backlog and its losses.
+    """Return bars for each background subscriber as HTML: its busy time, its backlog and its lost events.
 
-    The bar of a backlog is its share of the queue's capacity; older records lack that, and have no such bar.
+    The bar of the backlog shows its share of the queue's capacity. It is missing if the record is of an older
+    version, without the capacity.
     """
     rows = [(run, subscriber) for run in runs for subscriber in run.costs.subscribers]
     if not rows:
@@ -172,9 +189,9 @@ def _background(runs: Sequence[NamedRun]) -> str:
     bars = []
     for run, subscriber in sorted(rows, key=lambda row: row[1].name):
         whole, lost = run.costs.seconds, missed(subscriber, run.costs)
-        name = escape(on_a_line(subscriber.name)) + (
-            f" <small>{escape(run.name)}</small>" if len(runs) > 1 else ""
-        )
+        name = escape(on_a_line(subscriber.name))
+        if len(runs) > 1:
+            name += f" <small>{escape(run.name)}</small>"
         part = subscriber.seconds / whole if whole > 0 else 0.0
         total = subscriber.delivered + lost
         bars += [
@@ -190,7 +207,7 @@ def _background(runs: Sequence[NamedRun]) -> str:
 
 
 def _backlog(subscriber: SubscriberCost) -> tuple[str, float]:
-    """Return the longest queue as text, and its share of the capacity."""
+    """Return the largest number of queued events as text, and its share of the queue's capacity."""
     peak, capacity = subscriber.peak_queued, subscriber.capacity
     return (f"{peak:,} of {capacity:,}", peak / capacity) if capacity else (f"{peak:,}", 0.0)
 

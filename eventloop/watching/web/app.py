@@ -1,4 +1,4 @@
-"""Define the routes of the page: its files, its messages, and commands."""
+"""Define the HTTP routes of the live page: its files, its stream of messages, and its commands."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def make_app(feed: Feed, token: str) -> Guard:
         if refusal is not None:
             return refusal
         try:
-            wanted = _decoder.decode(await _body(request))
-            return JSONResponse({"number": feed.send(wanted).number}, 202)
+            sent_command = feed.send(_decoder.decode(await _body(request)))
+            return JSONResponse({"number": sent_command.number}, 202)
         except (msgspec.MsgspecError, UnicodeDecodeError, IndexError, ValueError) as error:
             return refused(400, f"expected a command: {error}")
         except sent.Busy as error:
@@ -55,7 +55,7 @@ async def _body(request: Request) -> bytes:
     """Return the body of a request.
 
     Raises:
-        ValueError: it is too large, not JSON, or was cut off.
+        ValueError: the body is too large or incomplete, or its content type is not JSON.
     """
     if (kind := request.headers.get("content-type", "")) != "application/json":
         raise ValueError(f"expected the content type application/json, got {kind[:80]!r}")
@@ -78,29 +78,29 @@ async def _page_file(request: Request) -> Response:
 
 
 async def _plotly(request: Request) -> Response:
-    """Answer with plotly.js, which the page asks for by its version, so that a browser loads it once."""
-    packed, version = await call_in_thread(packed_plotly)
+    """Answer with plotly.js. The page requests a version, so a browser loads each version only once."""
+    compressed, version = await call_in_thread(compressed_plotly)
     headers = {"cache-control": "private, max-age=31536000, immutable", "vary": "accept-encoding"}
     if request.query_params.get("version") != version:
         headers["cache-control"] = "no-cache"
     if "gzip" not in request.headers.get("accept-encoding", ""):
-        packed = await call_in_thread(lambda: gzip.decompress(packed))
+        content = await call_in_thread(lambda: gzip.decompress(compressed))
     else:
-        headers["content-encoding"] = "gzip"
-    return Response(packed, media_type=KINDS["js"], headers=headers)
+        content, headers["content-encoding"] = compressed, "gzip"
+    return Response(content, media_type=KINDS["js"], headers=headers)
 
 
 @cache
 def _content(name: str) -> bytes:
     text = (files(__package__) / name).read_text("utf-8")
-    return (
-        text.replace("PLOTLY_VERSION", packed_plotly()[1]).encode() if name == "page.html" else text.encode()
-    )
+    if name == "page.html":
+        text = text.replace("PLOTLY_VERSION", compressed_plotly()[1])
+    return text.encode()
 
 
 @cache
-def packed_plotly() -> tuple[bytes, str]:
-    """Return plotly.js, compressed, and the version of the package that brings it."""
+def compressed_plotly() -> tuple[bytes, str]:
+    """Return plotly.js, compressed by gzip, and the version of the Python package plotly, which has it."""
     import plotly
     from plotly.offline import get_plotlyjs
 

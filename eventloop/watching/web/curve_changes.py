@@ -1,6 +1,6 @@
-"""Find what a page lacks of the curves of a run.
+"""Find the points of a run's curves that have changed since they were last sent to the live page.
 
-`WatchedRun` keeps the curves that it has sent last, and sends the points that are new or have changed.
+`WatchedRun` keeps the curves that it has sent last, and sends these points.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from eventloop.util.surrogates import escaped
 from eventloop.watching.view import CurveView
 
 LATER = frozenset({*TIMES, "lr"})
-"""The scalars whose charts come last."""
+"""The scalars whose charts come after all others on the page."""
 
 
 class CurveChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The points of a curve from the index `start` on; the page keeps those before."""
+    """Hold the points of a curve from the index `start` on; the page keeps its points before that index."""
 
     name: str
     mode: str
     later: bool
-    """Whether its chart comes after others."""
+    """Whether its chart comes after those of other scalars."""
     last: str
     """The value of the last record, as text, because JSON has no NaN."""
     last_step: int
@@ -37,10 +37,10 @@ class CurveChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CurveChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes of all curves of a run."""
+    """Hold the changes of a run's curves."""
 
     all: bool
-    """Whether these are all curves, and the page drops all others."""
+    """Whether `curves` has all curves of the run, so that the page removes others."""
     curves: list[CurveChange]
 
 
@@ -48,25 +48,27 @@ Key = tuple[str, str]
 
 
 def key_of(curve: CurveView) -> Key:
-    """Return what distinguishes a curve from the others of its run."""
+    """Return the mode and name of a curve, which identify it within its run."""
     return curve.mode, curve.name
 
 
 def changes(before: Sequence[CurveView], now: Sequence[CurveView]) -> CurveChanges | None:
-    """Return what has changed; None for nothing."""
-    former = {key_of(curve): curve for curve in before}
-    if not former.keys() <= {key_of(curve) for curve in now}:  # a run has begun again
+    """Return the changes from the curves `before` to the curves `now`; None without changes."""
+    sent = {key_of(curve): curve for curve in before}
+    if not sent.keys() <= {key_of(curve) for curve in now}:  # a curve is gone: the run has begun again
         return whole(now)
-    changed = [
-        _change(curve, _first_changed(known, curve) if known is not None else 0)
-        for curve in now
-        if (known := former.get(key_of(curve))) is not curve and (known is None or not _same(known, curve))
-    ]
+    changed = []
+    for curve in now:
+        former = sent.get(key_of(curve))
+        if former is None:
+            changed.append(_change(curve, 0))
+        elif former is not curve and not _same(former, curve):
+            changed.append(_change(curve, _first_changed(former, curve)))
     return CurveChanges(all=False, curves=changed) if changed else None
 
 
 def whole(curves: Sequence[CurveView]) -> CurveChanges:
-    """Return all curves with all points."""
+    """Return all curves with all their points, for a page that has none."""
     return CurveChanges(all=True, curves=[_change(curve, 0) for curve in curves])
 
 
@@ -79,10 +81,11 @@ def _same(before: CurveView, now: CurveView) -> bool:
 
 
 def _first_changed(before: CurveView, now: CurveView) -> int:
-    """Return the index of the first point that differs; of merged points none may be left of those before."""
-    if bool(before.low) != bool(now.low):
+    """Return the index of the first point that differs."""
+    if bool(before.low) != bool(now.low):  # `low` is empty until points are merged for the first time
         return 0
-    last = max(0, min(len(before.steps), len(now.steps)) - 1)  # records may have been added to the last point
+    # the fast case: only the last common point, to which records may have been added, and later ones differ
+    last = max(0, min(len(before.steps), len(now.steps)) - 1)
     if before.steps[:last] == now.steps[:last] and before.mean[:last] == now.mean[:last]:
         return last
     pairs = zip(before.steps, now.steps, before.mean, now.mean, strict=False)
@@ -105,5 +108,5 @@ def _change(curve: CurveView, start: int) -> CurveChange:
 
 
 def _short(values: Sequence[float]) -> list[float]:
-    """Round to seven digits, which are more than a chart shows, and half as long in JSON."""
+    """Round to seven digits: more than a chart shows, and half as long in JSON."""
     return [float(f"{value:.7g}") for value in values]

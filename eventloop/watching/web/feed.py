@@ -1,7 +1,7 @@
-"""Read the runs once for all open pages, and send to each page what it lacks.
+"""Read the runs once for all open pages, and send each page the sections that have changed.
 
-The feed lives on the server's event loop; only the directories are read on a thread. A page that does not
-read its messages fast enough gets all sections with its next one, so nothing is queued for it.
+The feed runs on the server's event loop, and reads the directories on a thread. No messages are queued: a
+page that has missed one, because it reads too slowly, gets all sections with the next.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eventloop.watching.web.watched import Parts, Reading, WatchedRun
 
 
 class Feed:
-    """The messages to the pages. The runs are read once by `begin`, then only while a page is open.
+    """Make the messages to the pages. `begin` reads the runs once; then they are read while a page is open.
 
     Args:
         runs: the runs, in the order in which they are shown.
@@ -33,15 +33,16 @@ class Feed:
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
         self._pages = 0
-        self._number = 0  # of the last message
-        self._change = self._whole = b""
-        self._published = asyncio.Event()
-        self._is_fresh = False  # whether the runs were read since a page came after a time without any
+        self._number = 0  # the number of the last message
+        self._change = b""  # the last message, for pages that have received the one before
+        self._whole = b""  # the last message with all sections; b"" if it has not been made
+        self._published = asyncio.Event()  # set, and replaced, when there is a new message
+        self._is_fresh = False  # whether the runs were read since the first of the open pages was opened
         self._closed = False
 
     def begin(self) -> None:
         """Read the runs for the first time, so that the first page need not wait for a long log."""
-        self._reading = asyncio.create_task(self._read_on())
+        self._reading = asyncio.create_task(self._read_while_open())
 
     async def messages(self) -> AsyncGenerator[bytes, None]:
         """Yield all sections, and then those that have changed, as server-sent events."""
@@ -49,16 +50,17 @@ class Feed:
         try:
             if self._reading is None or self._reading.done():
                 self._is_fresh = False
-                self._reading = asyncio.create_task(self._read_on())
+                self._reading = asyncio.create_task(self._read_while_open())
             while not (self._is_fresh or self._closed or self._reading.done()):
                 await self._published.wait()
-            received = -1
+            received = -1  # the number of the last message to this page
             while not self._closed:
                 if self._reading.done():
-                    self._reading.result()  # raises its error
+                    self._reading.result()  # raises the error that has ended the reading
                 published, number = self._published, self._number
                 if number != received:
-                    yield self._change if number == received + 1 > 0 else self._all()
+                    follows = received >= 0 and number == received + 1
+                    yield self._change if follows else self._all()
                     received = number
                 if not self._closed and number == self._number:
                     await published.wait()
@@ -66,10 +68,11 @@ class Feed:
             self._pages -= 1
 
     def send(self, request: Request) -> Sent:
-        """Send a command, whose answer comes with a later message.
+        """Send a command to a run. Its answer comes with a later message.
 
         Raises:
-            IndexError, Busy: as `SentCommands.begin`.
+            IndexError: there is no such run.
+            Busy: too many commands wait for their answers.
         """
         sent = self.commands.begin(request)
         task = asyncio.create_task(self.commands.finish(request, sent))
@@ -87,14 +90,14 @@ class Feed:
 
     # --- reading -------------------------------------------------------------------------------------------
 
-    async def _read_on(self) -> None:
-        """Read the runs and publish what has changed: once, and on as long as a page is open."""
+    async def _read_while_open(self) -> None:
+        """Read the runs and publish the changed sections: once, and again as long as a page is open."""
         try:
             while True:
                 readings = await call_in_thread(self._read)
                 self._is_fresh = True
                 self._publish(
-                    [run.update(found) for run, found in zip(self._runs, readings, strict=True)], None
+                    [run.update(reading) for run, reading in zip(self._runs, readings, strict=True)], None
                 )
                 if self._pages:
                     await asyncio.sleep(self._interval)
@@ -107,7 +110,7 @@ class Feed:
         return [run.read() for run in self._runs]
 
     def _publish_commands(self) -> None:
-        if self._is_fresh:  # else no page has a message that this could follow
+        if self._is_fresh:  # else no page has received a message yet, and its first one has the commands
             self._publish([{} for _ in self._runs], self._shown_commands())
 
     def _publish(self, changed: Sequence[Parts], commands: list[Any] | None) -> None:
@@ -132,7 +135,7 @@ class Feed:
 
 
 def _message(runs: Sequence[Parts], commands: list[Any] | None, **fields: float) -> bytes:
-    """Return a server-sent event; its JSON has no line breaks."""
+    """Encode a message as a server-sent event, whose data is JSON without line breaks."""
     content: dict[str, Any] = {"runs": runs, **fields}
     if commands is not None:
         content["commands"] = commands

@@ -1,8 +1,8 @@
 """Refuse requests that do not come from the page itself, and add the headers that protect it.
 
-Any site that a browser shows may send requests to 127.0.0.1, and any user of the machine may connect to it.
-So a request needs the name of this machine as its host (a site whose name was made to lead here has its own),
-a command needs this page's origin, and whatever is read or sent of a run needs the token.
+Any web site in a browser may send requests to 127.0.0.1, and any user of the machine may connect to it. So
+the `Host` header of a request must name this machine, which refuses sites whose DNS name was changed to
+127.0.0.1. A command must have the origin of this page. Reading a run and sending a command need the token.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
-"""The hosts of requests. The port may be another one, because a tunnel may have its own."""
+"""The accepted `Host` headers. Any port is accepted, because an SSH tunnel may use another one."""
 TOKEN = "x-eventloop-token"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The content security policy; plotly.js sets styles of elements, and needs them inline."""
+"""The content security policy; styles may be inline, because plotly.js sets styles of elements."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -39,7 +39,7 @@ class Guard:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass an HTTP request on to the application, or refuse it because of its host."""
         if scope["type"] != "http":
             return
         host = Request(scope).headers.get("host", "")
@@ -56,12 +56,12 @@ class Guard:
 
 
 def refused(status: int, reason: str) -> Response:
-    """Return the answer to a request that is refused."""
+    """Return the response to a refused request: JSON with the reason."""
     return JSONResponse({"error": reason}, status)
 
 
 def check_token(given: str | None, token: str) -> Response | None:
-    """Return a refusal unless the token is right."""
+    """Return None if the token is the right one, else the response that refuses the request."""
     if given is not None and hmac.compare_digest(given.encode(), token.encode()):
         return None
     got = "none" if given is None else "another one"
@@ -71,7 +71,7 @@ def check_token(given: str | None, token: str) -> Response | None:
 
 
 def check_origin(request: Request) -> Response | None:
-    """Return a refusal unless the page itself sends the request."""
+    """Return None if the page itself has sent the request, else the response that refuses the request."""
     origin, own = request.headers.get("origin"), f"http://{request.headers['host']}"
     if origin is not None and origin.lower() == own.lower():
         return None

@@ -1,7 +1,7 @@
-"""Make the sections of the live page from a `RunView`: its head, its notices, and where the time goes.
+"""Make the sections of the live page from a `RunView`: its head, its notices, and the phases of an iteration.
 
-All numbers become text here, with the formats of the terminal and of the report. The page sets texts as such,
-so that a name that looks like HTML is shown as it is.
+All numbers become text here, in the formats of the terminal and of the report. The page never inserts a text
+as HTML, so a name that looks like HTML is shown as it is.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from eventloop.watching.view import Notice, RunView
 from eventloop.watching.web.tables import tables
 
 BEGUN = 400
-"""The largest number of characters of the line on what the run was begun with; a table has all of it."""
+"""The largest number of characters of the line on model, machine and options; a table has all of them."""
 SCALARS = 4
-"""The largest number of scalars among the figures at the top."""
+"""The largest number of scalars among the figures at the top of the page."""
 GOOD, BAD, BUSY, CALM = "good", "bad", "busy", "calm"
+"""The colours of a run's state; the style sheet of the page defines them."""
 
 
 def sections(view: RunView) -> dict[str, Any]:
-    """Return the sections of a run by their names, as JSON values; each is sent when it has changed."""
+    """Return the sections of a run as JSON values, by name. A section is sent again when it has changed."""
     return {
         "head": _head(view),
         "health": [_notice(notice) for notice in reversed(view.health)],
@@ -59,7 +60,7 @@ def _begun(view: RunView) -> str:
 
 
 def _mood(view: RunView) -> str:
-    """Return the kind of the state, which the page shows by a colour beside the word."""
+    """Return the colour of the state: `GOOD`, `BAD`, `BUSY` or `CALM`."""
     if view.error is not None or view.state in ("hung", "killed"):
         return BAD
     if view.state in ("ended", "paused", "unknown"):
@@ -68,7 +69,7 @@ def _mood(view: RunView) -> str:
 
 
 def _figures(view: RunView) -> Iterator[tuple[str, str, str]]:
-    """Yield the figures at the top: a name, a value, and a remark below it."""
+    """Yield the figures at the top of the page, each as name, value, and a remark below it."""
     if view.iter is not None:
         yield "iteration", f"{view.iter:,}", "" if view.max_iters is None else f"of {view.max_iters:,}"
     if view.epoch is not None:
@@ -84,9 +85,9 @@ def _figures(view: RunView) -> Iterator[tuple[str, str, str]]:
 
 
 def _important(view: RunView) -> Sequence[str]:
-    """Return the names of the scalars for the top: the loss, and what the run validates."""
-    modes = "train/loss", *(name for name in view.latest if name.startswith("val/"))
-    return [name for name in modes if name in view.latest and not name.endswith("_time")][:SCALARS]
+    """Return the names of the scalars for the top of the page: the loss and those of validations."""
+    names = "train/loss", *(name for name in view.latest if name.startswith("val/"))
+    return [name for name in names if name in view.latest and not name.endswith("_time")][:SCALARS]
 
 
 def _notice(notice: Notice) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def _notice(notice: Notice) -> dict[str, Any]:
 
 
 def _time(view: RunView) -> dict[str, Any]:
-    """Return where the time of a mean iteration goes."""
+    """Return the phases of a mean iteration with their times, and the advice on them."""
     return {
         "iteration": duration(sum(phase.seconds for phase in view.phases)) if view.phases else "",
         "phases": [
@@ -114,5 +115,5 @@ def _time(view: RunView) -> dict[str, Any]:
 
 def clock(seconds: float) -> str:
     """Format a duration as hours, minutes and seconds: `1:02:03`."""
-    left = round(min(seconds, 1e12))
-    return f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
+    whole_seconds = round(min(seconds, 1e12))
+    return f"{whole_seconds // 3600}:{whole_seconds // 60 % 60:02}:{whole_seconds % 60:02}"

@@ -1,4 +1,4 @@
-"""Send commands of the page to runs, and collect the answers for all open pages."""
+"""Send commands from the live page to runs, and keep their answers for all open pages."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from eventloop.util.surrogates import escaped
 from eventloop.watching.web.threads import call_in_thread
 
 SECONDS = 120.0
-"""Seconds for which an answer is awaited; a command that the run has begun to apply is awaited longer."""
+"""The longest wait for an answer in seconds; it is longer once the run has begun to apply the command."""
 AT_ONCE = 8
-"""The largest number of commands that wait for their answers."""
+"""The largest number of commands that wait for their answers at a time."""
 SHOWN = 20
-"""The largest number of commands that pages show."""
+"""How many commands, the last ones, pages show."""
 
 Outcome = Literal["waiting", "applied", "refused", "no answer"]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A command as the page requests it.
+    """Hold a command as the page requests it.
 
     Attributes:
         run: the index of the run.
-        command, words, arguments: as those of `eventloop.commands.messages.Command`.
+        command, words, arguments: as in `eventloop.commands.messages.Command`.
     """
 
     run: int
@@ -41,12 +41,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Sent(msgspec.Struct, kw_only=True):
-    """A command that was sent, and what became of it."""
+    """Hold a command that was sent, with its outcome and its answer."""
 
     number: int
     run: int
     text: str
-    """The command with its arguments, as one would type it."""
+    """The command with its arguments, as a user would type it."""
     time: float
     outcome: Outcome = "waiting"
     answer: str = ""
@@ -57,7 +57,7 @@ class Busy(Exception):
 
 
 class SentCommands:
-    """The commands of all pages, of which the last are shown.
+    """Send the commands of all pages, and keep the last ones to be shown.
 
     Args:
         runs: the directories of the runs.
@@ -71,7 +71,7 @@ class SentCommands:
         self.shown: deque[Sent] = deque(maxlen=SHOWN)
 
     def begin(self, request: Request) -> Sent:
-        """Register a command; `finish` sends it.
+        """Add a command to those shown, and return it. `finish` must be called to send it.
 
         Raises:
             IndexError: there is no such run.
@@ -91,7 +91,7 @@ class SentCommands:
         return sent
 
     async def finish(self, request: Request, sent: Sent) -> None:
-        """Send a command that was begun, and wait for its answer."""
+        """Send a command that `begin` has returned, wait for its answer, and store that in `sent`."""
         run = self._runs[request.run]
         try:
             sent.outcome, sent.answer = await call_in_thread(
@@ -113,7 +113,7 @@ def _answer(run: Path, command: str, words: list[str], arguments: Mapping[str, A
 
 
 def _text(answer: Answer) -> str:
-    """Return an answer as text, which may have several lines."""
+    """Return an answer of a run as text, perhaps of several lines."""
     if answer.outcome == "refused":
         return answer.reason
     between = "\n" if "text" in answer.result else ": "

@@ -1,4 +1,4 @@
-"""Serve the page until Ctrl-C or SIGTERM."""
+"""Run the HTTP server of the live page until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eventloop.reporting.facts import RUN_COLOURS, labels_of
 from eventloop.reporting.page.html import check_plotly
 from eventloop.watching.liveness import HUNG_SECONDS
 from eventloop.watching.reader import RunReader
-from eventloop.watching.web.app import make_app, packed_plotly
+from eventloop.watching.web.app import compressed_plotly, make_app
 from eventloop.watching.web.feed import Feed
 from eventloop.watching.web.threads import call_in_thread
 from eventloop.watching.web.watched import WatchedRun
@@ -28,7 +28,7 @@ CURVES = 200
 CONNECTIONS = 128
 """The largest number of connections at a time."""
 GRACE_SECONDS = 1
-"""Seconds for which the end of the server waits for browsers that do not read what was sent to them."""
+"""Seconds for which the server waits at its end for connections whose browser does not read its messages."""
 
 
 def serve(
@@ -40,13 +40,13 @@ def serve(
     interval: float = 1.0,
     hung_seconds: float = HUNG_SECONDS,
 ) -> None:
-    """Serve a page that shows runs and sends commands to them, on this machine alone, until a signal comes.
+    """Serve a page that shows runs and sends them commands, on this machine alone, until a signal comes.
 
     Args:
         runs: the directories of the runs.
         port: the port of 127.0.0.1; 0 for a free one.
         announce: called with the address of the page, which has a token, once the server listens.
-        metrics: the scalars that have curves, as for `RunReader`; None for all.
+        metrics: names or patterns of the scalars that have curves, as for `RunReader`; None for all scalars.
         interval: seconds between two reads of the directories while a page is open.
         hung_seconds: as for `RunReader`.
 
@@ -87,17 +87,17 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """A server that prepares what the first page needs, and ends its streams when it ends."""
+    """Read the runs and compress plotly.js when the server starts, and close the feed when it ends."""
 
     def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
         super().__init__(config)
         self._feed = feed
-        self._packing: asyncio.Task[object] | None = None
+        self._compressing: asyncio.Task[object] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._feed.begin()
-        self._packing = asyncio.create_task(call_in_thread(packed_plotly))
+        self._compressing = asyncio.create_task(call_in_thread(compressed_plotly))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._feed.close()

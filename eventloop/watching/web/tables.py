@@ -16,25 +16,25 @@ from eventloop.util.formatting import ABSENT, duration, memory_size, on_a_line, 
 from eventloop.watching.view import CheckpointView, HandlerView, QueueView, RunView
 
 CHECKPOINTS = 30
-"""The largest number of rows of checkpoints, beside the newest and the best ones."""
+"""The newest checkpoints up to this number have rows, and so do all that are best for a metric."""
 RANKS = 32
 """The largest number of rows of ranks."""
 SCORES = 4
-"""The largest number of scores in a row."""
+"""The largest number of scores in the row of a checkpoint."""
 
 
 class PageTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of the page; without rows it is not shown."""
+    """Hold a table of the page, which does not show a table without rows."""
 
     title: str
     header: list[str]
     rows: list[list[str]]
     left: int = 1
-    """The number of columns of text at the left; the others are numbers."""
+    """How many of the first columns are text, set left; the others are numbers, set right."""
     bad: list[int] = []
-    """The indices of rows that report ill health."""
+    """The indices of rows that report a problem."""
     bars: list[float] = []
-    """A share of 0 to 1 for each row, which is drawn below its first cell; [] for none."""
+    """For each row the length of a bar below its first cell, from 0 to 1; [] for no bars."""
     note: str = ""
 
 
@@ -42,7 +42,7 @@ Columns = Sequence[tuple[str, Callable[[Any], str]]]
 
 
 def tables(view: RunView) -> dict[str, PageTable]:
-    """Return the tables of a run by the name of their place on the page."""
+    """Return the tables of a run, by the name of the section of the page that shows them."""
     return {
         "handlers": _handlers(view),
         "waits": _waits(view),
@@ -95,16 +95,21 @@ def _waits(view: RunView) -> PageTable:
 
 def _ranks(view: RunView) -> PageTable:
     slow = view.slow_rank.rank if view.slow_rank is not None else -1
-    ranks = sorted(view.rank_times, key=lambda each: (each.rank != slow, each.rank))[:RANKS]
-    phases = [name for name in (ranks[0].own if ranks else ()) if any(each.own[name] for each in ranks)]
+    # the slow rank first, then by number
+    ranks = sorted(view.rank_times, key=lambda times: (times.rank != slow, times.rank))[:RANKS]
+    all_phases = ranks[0].own if ranks else ()
+    phases = [name for name in all_phases if any(times.own[name] for times in ranks)]
     columns: Columns = [
-        ("rank", lambda each: str(each.rank)),
-        *((phase_name(name), lambda each, name=name: three_digits(each.own[name] * 1e3)) for name in phases),
-        ("waited", lambda each: three_digits(each.waited * 1e3)),
+        ("rank", lambda times: str(times.rank)),
+        *(
+            (phase_name(name), lambda times, name=name: three_digits(times.own[name] * 1e3))
+            for name in phases
+        ),
+        ("waited", lambda times: three_digits(times.waited * 1e3)),
     ]
     left_out = len(view.rank_times) - len(ranks)
     note = "ms an iteration." + (f" {left_out:,} more ranks have no row." if left_out else "")
-    bad = [number for number, each in enumerate(ranks) if each.rank == slow]
+    bad = [number for number, times in enumerate(ranks) if times.rank == slow]
     return PageTable(title="Ranks", **_cells(ranks, columns), bad=bad, note=note)
 
 
@@ -133,7 +138,11 @@ def _lost(queue: QueueView) -> int:
 
 def _checkpoints(view: RunView) -> PageTable:
     newest_first = view.checkpoints[::-1]
-    matter = [each for number, each in enumerate(newest_first) if number < CHECKPOINTS or _marks(each)]
+    shown = [
+        checkpoint
+        for number, checkpoint in enumerate(newest_first)
+        if number < CHECKPOINTS or checkpoint.newest or checkpoint.best
+    ]
     columns: Columns = [
         ("checkpoint", lambda c: c.name if c.directory == "." else f"{c.directory}/{c.name}"),
         ("", _state),
@@ -142,16 +151,16 @@ def _checkpoints(view: RunView) -> PageTable:
         ("size", lambda c: memory_size(c.bytes)),
         ("saved", lambda c: _clock_time(c.time)),
     ]
-    left_out = len(newest_first) - len(matter)
+    left_out = len(newest_first) - len(shown)
     notes = [f"{name}: being saved, not durable yet" for name in view.saving] + view.damaged
     notes += [f"{left_out:,} older ones have no row."] if left_out else []
-    bad = [number for number, each in enumerate(matter) if not each.whole]
+    bad = [number for number, checkpoint in enumerate(shown) if not checkpoint.whole]
     note = "\n".join(map(on_a_line, notes))
-    return PageTable(title="Checkpoints", **_cells(matter, columns), left=3, bad=bad, note=note)
+    return PageTable(title="Checkpoints", **_cells(shown, columns), left=3, bad=bad, note=note)
 
 
 def _begun(view: RunView) -> PageTable:
-    """Return what the run was begun with, and all of its settings."""
+    """Return the facts and all settings of `run.json`."""
     rows = [
         [fact.name, on_a_line(fact.value)] for fact in record_facts(view.record) if fact.name != "options"
     ]
@@ -159,20 +168,21 @@ def _begun(view: RunView) -> PageTable:
     return PageTable(title="Begun with", header=["what", "value"], rows=rows, left=2)
 
 
-def _marks(each: CheckpointView) -> bool:
-    return each.newest or bool(each.best)
+def _state(checkpoint: CheckpointView) -> str:
+    words = ["durable" if checkpoint.whole else "DAMAGED"]
+    if checkpoint.newest:
+        words.append("newest")
+    elif checkpoint.abandoned:
+        words.append("left behind")
+    return ", ".join([*words, *(f"best {metric}" for metric in checkpoint.best)])
 
 
-def _state(each: CheckpointView) -> str:
-    marks = ["durable" if each.whole else "DAMAGED"]
-    marks += ["newest"] if each.newest else ["left behind"] if each.abandoned else []
-    return ", ".join([*marks, *(f"best {metric}" for metric in each.best)])
-
-
-def _scores(each: CheckpointView) -> str:
-    shown = [*each.metrics.items()][:SCORES]
+def _scores(checkpoint: CheckpointView) -> str:
+    shown = [*checkpoint.metrics.items()][:SCORES]
     texts = [f"{name} {value if isinstance(value, str) else value_text(value)}" for name, value in shown]
-    return ", ".join([*texts, *(["…"] if len(each.metrics) > SCORES else [])])
+    if len(checkpoint.metrics) > SCORES:
+        texts.append("…")
+    return ", ".join(texts)
 
 
 def _clock_time(text: str) -> str:

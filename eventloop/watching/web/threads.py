@@ -1,4 +1,4 @@
-"""Call functions that do I/O on threads of their own, from the event loop of the server."""
+"""Call functions that do I/O from the event loop of the server, each on a thread of its own."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ T = TypeVar("T")
 async def call_in_thread(function: Callable[[], T]) -> T:
     """Call a function on a daemon thread, and return its result or raise its error.
 
-    A call that takes long never holds up the end of the process, as one on a thread of a pool would.
+    Unlike a thread of a pool, a daemon thread does not delay the end of the process.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
     def finish(result: T | None, error: BaseException | None) -> None:
-        if future.done():  # cancelled
+        if future.done():  # the awaiting task was cancelled
             return
         if error is not None:
             future.set_exception(error)
@@ -33,7 +33,7 @@ async def call_in_thread(function: Callable[[], T]) -> T:
             result = function()
         except BaseException as raised:
             error = raised
-        with suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # the event loop was closed
             loop.call_soon_threadsafe(finish, result, error)
 
     threading.Thread(target=work, name="eventloop-watch", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Read one run for the page, and decide which of its sections a page lacks."""
+"""Read one run for the live page, and find the sections that have changed since the last read."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Parts = dict[str, msgspec.Raw]
 
 
 class Reading(NamedTuple):
-    """What one read of a run's directory gave."""
+    """Hold the result of one read of a run's directory: sections as JSON by name, and curves."""
 
     parts: dict[str, bytes]
     curves: list[CurveView]
 
 
 class WatchedRun:
-    """A run on the page.
+    """Read a run that the page shows, and keep the sections and curves that were last sent.
 
     Args:
-        reader: its reader, which nothing else uses.
-        name: its name on the page.
-        colour: the colour of its curves among those of other runs.
+        reader: the reader of the run, which nothing else may use.
+        name: the name of the run on the page.
+        colour: the colour of its curves in charts of several runs.
     """
 
     def __init__(self, reader: RunReader, name: str, colour: str) -> None:
@@ -39,7 +39,7 @@ class WatchedRun:
         self._curves: list[CurveView] = []
 
     def read(self) -> Reading | None:
-        """Read the directory, on a thread; None if it changed so during the read that the next one is due."""
+        """Read the directory, on any thread; return None if it cannot be read now, as while it changes."""
         try:
             view = self._reader.read()
         except (OSError, ValueError):
@@ -48,14 +48,14 @@ class WatchedRun:
         return Reading({name: msgspec.json.encode(part) for name, part in shown.items()}, view.curves)
 
     def update(self, reading: Reading | None) -> Parts:
-        """Use what was read, and return the sections that have changed."""
+        """Store the result of `read`, and return the sections that differ from the former ones."""
         if reading is None:
             return {}
         changed = {name: part for name, part in reading.parts.items() if self._parts.get(name) != part}
         self._parts.update(changed)
         parts = {name: msgspec.Raw(part) for name, part in changed.items()}
-        if (found := changes(self._curves, reading.curves)) is not None:
-            parts["curves"] = msgspec.Raw(msgspec.json.encode(found))
+        if (curve_changes := changes(self._curves, reading.curves)) is not None:
+            parts["curves"] = msgspec.Raw(msgspec.json.encode(curve_changes))
         self._curves = reading.curves
         return parts
 
