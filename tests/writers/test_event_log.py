@@ -394,15 +394,15 @@ def test_no_log_is_named(tmp_path: Path) -> None:
         (lambda path: EventLogWriter(events="scalars_loged"), ValueError, "'scalars_loged': did you mean"),
         (lambda path: read_events(path, only="scalars_loged"), ValueError, "'scalars_loged': did you mean"),
         (
-            lambda path: read_events(path, on_torn="rais"),
+            lambda path: read_events(path, on_torn="rais"),  # type: ignore[arg-type]
             ValueError,
             "on_torn must be 'warn' or 'ignore' or 'raise', got 'rais': did you mean 'raise'",
-        ),  # type: ignore[arg-type]
+        ),
         (
-            lambda path: EventLogWriter(fsync_seconds="1"),
+            lambda path: EventLogWriter(fsync_seconds="1"),  # type: ignore[arg-type]
             TypeError,
             "fsync_seconds must be a number of seconds, got '1'",
-        ),  # type: ignore[arg-type]
+        ),
         (
             lambda path: EventLogWriter(fsync_seconds=-1),
             ValueError,

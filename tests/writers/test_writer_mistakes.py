@@ -51,13 +51,13 @@ def define(**body: Any) -> Any:
     [
         (lambda: JSONLWriter(filenme="a"), "^JSONLWriter has no argument 'filenme': did you mean 'filename'"),  # type: ignore[call-arg]
         (
-            lambda: WandbWriter("a", api_key="k"),
+            lambda: WandbWriter("a", api_key="k"),  # type: ignore[call-arg]
             "^WandbWriter has no argument 'api_key': use .* WANDB_API_KEY",
-        ),  # type: ignore[call-arg]
+        ),
         (
-            lambda: MLflowWriter(experiment_name="a"),
+            lambda: MLflowWriter(experiment_name="a"),  # type: ignore[call-arg]
             r"^MLflowWriter has no argument 'experiment_name': use experiment=",
-        ),  # type: ignore[call-arg]
+        ),
         (lambda: Named(size=3), r"^Named has no argument 'size': known are label$"),  # type: ignore[call-arg]
         (lambda: Named(), r"^Named needs label \(str\), got no argument$"),  # type: ignore[call-arg]
     ],
