@@ -26,7 +26,7 @@ from eventloop.state import rollback, undo
 from eventloop.state.rollback import Rollback
 from eventloop.state.undo import Undo
 from eventloop.training import evaluation_loop
-from eventloop.tuning import kept, range_test
+from eventloop.tuning import range_test, trial
 from tests.support.cutting import each_cut
 from tests.support.inside_torch import module_hooks
 from tests.support.interrupted import BATCH, Augmented, assert_same, seed, state_of
@@ -191,7 +191,7 @@ def precise(trainer: Trainer) -> None:
 
 
 USES: dict[str, tuple[Callable[[Trainer], object], list[ModuleType]]] = {
-    "find_lr": (lambda trainer: trainer.find_lr(1e-3, 1.0, 2), [kept, rollback, range_test]),
+    "find_lr": (lambda trainer: trainer.find_lr(1e-3, 1.0, 2), [trial, rollback, range_test]),
     "predict to": (
         lambda trainer: trainer.predict(trainer.train_loader, to=len),
         [prediction, evaluation_loop],
