@@ -338,7 +338,7 @@ class TextLogged(_LogEvent, kw_only=True):
 
 
 class RunInfo(_LogEvent, kw_only=True):
-    """Facts of the run, its `Trainer(config=...)` and the options of its parts. Emitted once, at its start."""
+    """Facts of the run, its `Trainer(config=...)` and its parts' options. Emitted once, when it starts."""
 
     info: dict[str, str] = {}
     config: dict[str, Any] = {}
