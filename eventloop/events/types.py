@@ -36,10 +36,7 @@ Mode = Literal["train", "val", "test", "predict"]
 COMPLETED = "completed"
 """The `reason` of a closing event, such as `after_train`, whose phase reached its end."""
 BY_COMMAND = "command"
-"""The `reason` of a complete validation that the command `validate` requested.
-
-It does not count for the schedule of validations, the best checkpoint or early stopping.
-"""
+"""The `reason` of a complete validation by the command `validate`: hooks that compare scores ignore it."""
 
 
 class _LoopEvent(Event, kw_only=True):
@@ -236,10 +233,7 @@ class AfterPredictIter(_PredictIter, kw_only=True):
 
 
 class BatchPredicted(_PredictIter, kw_only=True):
-    """The outputs of a batch, which `outputs_of(event)` decodes from `data`.
-
-    `indices` are the positions of the samples in the data set.
-    """
+    """The outputs of a batch: `outputs_of(event)` decodes `data`; `indices` are the samples' positions."""
 
     indices: tuple[int, ...] = ()
     data: bytes = b""
