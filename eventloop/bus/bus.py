@@ -222,8 +222,7 @@ class Bus:
 
     def possible(self, events: Iterable[str | type[Event]]) -> list[str | type[Event]]:
         """Return those of the given events that `exclude` does not refuse; "*" is always among them."""
-        excluded = self._subscribers.excluded
-        return [event for event in events if event == "*" or find_event(event) not in excluded]
+        return [each for each in events if each == "*" or find_event(each) not in self._subscribers.excluded]
 
     def on_module(
         self,
