@@ -56,7 +56,7 @@ def flush(
     The wait includes events that subscribers emit meanwhile, but not those of other threads.
 
     Args:
-        background: has the subscribers.
+        background: the background with the subscribers.
         timeout: seconds to wait at most.
         counting: returns a context in which `Background.emissions` counts the events that subscribers emit.
         allowed: returns whether the flush may be repeated while subscribers make progress. None means that it
@@ -103,7 +103,7 @@ def _flush_until_quiet(
     """Wait until all queues are empty and no more events are emitted; return False at the deadline.
 
     Args:
-        background: has the subscribers.
+        background: the background with the subscribers.
         deadline: the end of the wait.
         emitted: returns the number of events emitted so far.
         reserve: the seconds before the deadline at which the wait ends.
@@ -187,7 +187,7 @@ def close(
     background waits for that thread.
 
     Args:
-        background: has the subscribers.
+        background: the background with the subscribers.
         timeout: seconds to wait at most.
         allowed: returns whether the deadline may be extended while subscribers make progress. If the result
             becomes False during the close, the deadline moves nearer. None means a fixed deadline.
@@ -219,7 +219,7 @@ def _close(background: Background, deadline: Deadline, *, advises: bool) -> None
     for subscriber in subscribers:
         abandon(subscriber)
     has_queued = any(subscriber.queued for subscriber in subscribers)
-    # subscribers have delivered the events emitted since `_deliver_rest` counted, unless more were dropped
+    # later events were delivered while the subscribers ended, unless some were dropped since then
     quiet = quiet or (_dropped(subscribers) == dropped and not background.posted)
     background.complete = quiet and ended and not has_queued
     seconds, timeout = monotonic() - began, deadline.seconds

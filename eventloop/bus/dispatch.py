@@ -209,10 +209,9 @@ class Plan:
         if seconds is not None and index >= 0 and not self.handlers[index].filtered:
             self.handlers[index].timing.add(seconds)
         if not self._on_failure(error, self.handlers, index, event, trainer):
+            # `EventSignal` counts a call of each handler without a filter for each event
             for handler in self.handlers[index + 1 :]:
-                if (
-                    not handler.filtered
-                ):  # each event counts as a call, also of a handler that was not reached
+                if not handler.filtered:
                     handler.calls -= 1
         if isinstance(error, StopIteration) and index >= 0:
             raise RuntimeError(
@@ -254,12 +253,11 @@ def _bindings(i: int, handler: Handler) -> dict[str, Any]:
 
 def _call(i: int, handler: Handler) -> str:
     """Return the line of source that calls handler number `i`, with a comment that names the handler."""
-    if handler.filtered:
-        test = f"if {handler.test or f'p{i}(event)'}: " if handler.passes is not None else ""
-        call = f"{test}f{i}(event, trainer)"
-    else:
-        arguments = {"event": "event", "trainer": "trainer, event", "blinker": "trainer, event=event"}
-        call = f"f{i}({arguments[handler.takes]})"
+    arguments = {"event": "event", "trainer": "trainer, event", "blinker": "trainer, event=event"}
+    call = f"f{i}(event, trainer)" if handler.filtered else f"f{i}({arguments[handler.takes]})"
+    if handler.filtered and handler.passes is not None:
+        test = handler.test or f"p{i}(event)"
+        call = f"if {test}: {call}"
     return f"{call}  # {handler.priority} {handler.name!r} {handler.filter}".rstrip()
 
 

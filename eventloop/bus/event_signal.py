@@ -348,8 +348,8 @@ class EventSignal(blinker.Signal):
 def _place_of(handlers: tuple[Handler, ...], index: int, event: Event) -> str:
     """Return a note that names the handler, its priority, its place in the order and the event."""
     handler = handlers[index]
-    place = f"priority {handler.priority}, {index + 1} of {len(handlers)}"
-    return f"raised by handler {handler.name} ({place}) on {event!r}"
+    position = f"priority {handler.priority}, {index + 1} of {len(handlers)}"
+    return f"raised by handler {handler.name} ({position}) on {event!r}"
 
 
 def _refuse_other_config(event_type: type[Event]) -> None:

@@ -42,7 +42,7 @@ class PhaseMarks(Protocol):
         """Record that a forward pass begins, after `iterations` completed iterations."""
 
     def mark(self, what: int) -> None:
-        """Record that a moment of the iteration, such as `FORWARD_ENDS`, has come."""
+        """Record the time of a moment of the iteration, such as `FORWARD_ENDS`."""
 
     def end(self) -> None:
         """Record that the iteration ends."""

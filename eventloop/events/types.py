@@ -108,7 +108,7 @@ class AfterRun(_LoopEvent, kw_only=True):
 
 
 class BeforeTrain(_TrainEvent, kw_only=True):
-    """Training begins, after a checkpoint was loaded."""
+    """Training begins. In a resumed run the checkpoint was loaded before."""
 
 
 class AfterTrain(_TrainEvent, kw_only=True):

@@ -150,20 +150,19 @@ def evaluate(
     """
     loaders = check_loaders(trainer, mode)
     undo = Undo()
-    _save_place(undo, trainer)
+    _save_attributes(undo, trainer)
     with undo, undo, trainer.clock.excluding():  # undo twice: an interrupt may skip one of the two exits
         restore = before_drawing(trainer.model, trainer.loader, loaders.values()) if scheduled else None
         with EvalScope(trainer, mode) as scope:
             scope.reason = reason
             _evaluate(trainer, mode, loaders, scope, counts=scheduled)
-        if (
-            restore is not None and not scope.complete
-        ):  # a resumed run repeats it with the same random numbers
+        # a resumed run repeats an incomplete evaluation with the same random numbers
+        if restore is not None and not scope.complete:
             restore()
     return scope.metrics
 
 
-def _save_place(undo: Undo, trainer: LoopTrainer) -> None:
+def _save_attributes(undo: Undo, trainer: LoopTrainer) -> None:
     """Let `undo` restore the attributes that an evaluation sets, for an interrupt that prevents its end."""
     undo.attributes(trainer, "mode")
     undo.attributes(trainer.clock.waits, "place")
@@ -244,7 +243,7 @@ def _metrics_of(
 def predict(trainer: Evaluations, loader: Iterable[Any], to: Any) -> Any:
     """Predict on a loader, with all events, within a run; `Trainer.predict` has the arguments and result."""
     undo = Undo()
-    _save_place(undo, trainer)
+    _save_attributes(undo, trainer)
     # each undo twice: an interrupt may skip one of the two exits
     with undo, undo, trainer.clock.excluding(), EvalScope(trainer, "predict") as scope:
         undo_changes = Undo()

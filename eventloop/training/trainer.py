@@ -340,7 +340,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
     def _epochs(self) -> Generator[int]:
         self.refuse_within("epochs")
         scope, undo = run_scope(self, grad_mode=False)
-        with undo, undo, scope:
+        with undo, undo, scope:  # undo twice: an interrupt may skip one of the two exits
             for training in trainings(self):
                 with training:
                     yield from self._inner_epochs()
@@ -384,7 +384,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         check_parameters(self.model, self.optimizer, self.loss_fn, refuses=self._hook_steps, logs=False)
         self.state.check_loader(loader)
         scope, undo = run_scope(self)
-        with undo, undo, scope:
+        with undo, undo, scope:  # undo twice: an interrupt may skip one of the two exits
             for training in trainings(self):
                 with training:
                     self._train_epochs(loop, loader)

@@ -10,9 +10,9 @@ STUCK_SECONDS = 1.0
 
 def add_vain_wait(subscriber: Subscriber, seconds: float) -> None:
     """Record that a thread has waited this many seconds in vain for the subscriber's current delivery."""
-    began, took, _ = subscriber.runner.call()
+    began, call_seconds, _ = subscriber.runner.call()
     if began:
-        subscriber.waited_in_vain = began, waited(subscriber) + min(took, seconds)
+        subscriber.waited_in_vain = began, waited(subscriber) + min(call_seconds, seconds)
 
 
 def waited(subscriber: Subscriber) -> float:
@@ -32,24 +32,24 @@ def stuck(subscriber: Subscriber) -> str:
             return obstacle
     if not waited(subscriber) or ended_by == "stalled":  # a stall was logged when it was found
         return ""
-    _, took, _ = runner.call()
-    return f"stuck for {took:.1f} s in {_call(subscriber)}" if took >= STUCK_SECONDS else ""
+    _, seconds, _ = runner.call()
+    return f"stuck for {seconds:.1f} s in {_call(subscriber)}" if seconds >= STUCK_SECONDS else ""
 
 
 def doing(subscriber: Subscriber) -> str:
     """Describe the subscriber's current delivery or callback, or the start of its worker; "" if idle."""
     if subscriber.runner.starting:
         return "its worker process was still importing its modules"
-    began, took, _ = subscriber.runner.call()
-    return f"in {_call(subscriber)} for {took:.1f} s" if began else ""
+    began, seconds, _ = subscriber.runner.call()
+    return f"in {_call(subscriber)} for {seconds:.1f} s" if began else ""
 
 
 def at_work(subscriber: Subscriber) -> str:
     """Describe the call of a subscriber that uses CPU time and has delivered nothing meanwhile."""
     if subscriber.runner.starting:
         return "its worker process is importing its modules"
-    _, took, _ = subscriber.runner.call()
-    return f"has been in {_call(subscriber)} for {took:.0f} s"
+    _, seconds, _ = subscriber.runner.call()
+    return f"has been in {_call(subscriber)} for {seconds:.0f} s"
 
 
 def _call(subscriber: Subscriber) -> str:

@@ -127,7 +127,10 @@ class Runner(ABC):
         return (events if self.most else events[0]) if events else None
 
     def unconfirmed(self) -> int:
-        """Return the number of delivered events that, by the handler, the destination has not accepted."""
+        """Return the number of delivered events that the destination has not accepted yet.
+
+        The handler's object has the number in its attribute `untaken`.
+        """
         return min(self.account.delivered, int(getattr(self._owner, "untaken", 0)))
 
     # --- requests of other threads -------------------------------------------------------------------------

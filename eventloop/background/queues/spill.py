@@ -67,7 +67,7 @@ class SpillFile:
             self._file.close()
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the chunks in order, at last those bytes that were not written, and close the file.
+        """Yield the chunks in the file in order, then `tail`, which is not in the file; close the file.
 
         Raises:
             OSError: the file is shorter than the chunks that were written.

@@ -137,7 +137,7 @@ class Subscriber:
         return self.account.new_losses(self.counts)
 
     def new_drops(self, now: float, every_seconds: float) -> int:
-        """Return the number of events dropped since the last report; 0 if none, or within `every_seconds`."""
+        """Return the number of events dropped since the last report, or 0 within `every_seconds` after it."""
         with self.account.lock:
             self.inbox.drop_late()
             return self.account.new_drops(now, every_seconds)

@@ -154,7 +154,7 @@ class ProcessRunner(Runner):
         return None
 
     def unconfirmed(self) -> int:
-        """Return the number of delivered events that, by the worker, the destination has not accepted."""
+        """Return the number of delivered events that the worker's destination has not accepted yet."""
         return self.account.unconfirmed
 
     def kill(self) -> None:
@@ -190,8 +190,8 @@ class ProcessRunner(Runner):
             self._start_worker()
             return
         self._send(self.worker)
-        left = self._seconds_left()
-        timeout = None if left == inf else max(0.0, min(_CHECK_SECONDS, left))
+        remaining_seconds = self._seconds_left()
+        timeout = None if remaining_seconds == inf else max(0.0, min(_CHECK_SECONDS, remaining_seconds))
         for message in self.worker.exchange(timeout, self._pipe.fd):
             self._receive(message)
         if self._finished or self._killed:  # events of a worker that `kill` has ended still count as queued
@@ -209,8 +209,8 @@ class ProcessRunner(Runner):
         if (ended_by or (subscriber.no_more and self.restarts.deaths)) and not subscriber.queued:
             self._finished = True  # without a new worker, which would have no event and nothing to close
             return
-        if (left := self.restarts.start_at - monotonic()) > 0:
-            self._pipe.sleep(left)
+        if (pause := self.restarts.start_at - monotonic()) > 0:
+            self._pipe.sleep(pause)
             return
         self.ready.clear()
         self._recording = False
@@ -353,14 +353,14 @@ class ProcessRunner(Runner):
 
     def _end_hung_worker(self, worker: WorkerProcess) -> None:
         worker.end()
-        limit, took = self.subscriber.options.stall_timeout, monotonic() - self._since
+        limit, seconds = self.subscriber.options.stall_timeout, monotonic() - self._since
         if self.starting:
             self._replace(f"it got nowhere in its start for {START_SECONDS:g} s")
         elif not self.flights.sent:
             self._replace(
                 f"it spent more than {limit:g} s on {'on_close' if self._close_sent else 'on_flush'}"
             )
-        elif self.restarts.stall(took):
+        elif self.restarts.stall(seconds):
             self.subscriber.room.ring()
             self._replace("killed for stalling")
         else:
