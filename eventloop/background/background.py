@@ -137,7 +137,7 @@ class Background:
     ) -> Subscriber:
         """Create the queue and the thread, task or process of a subscriber without starting it."""
         if offload == "process":
-            from eventloop.background.workers.process_runner import process_subscriber  # 9 modules more
+            from eventloop.background.workers.process_runner import process_subscriber  # here: 9 modules
 
             return process_subscriber(name, fn, options, self.health.report)
         subscriber = Subscriber(name, fn, options, self.health.report)
@@ -153,7 +153,9 @@ class Background:
                 if coroutines is None or coroutines.ended:
                     coroutines = CoroutineLoop()
                 subscriber.runner = TaskRunner(subscriber, coroutines.loop)
-                self.coroutines = coroutines  # only now, because the loop may fail to start
+                self.coroutines = (
+                    coroutines  # after `coroutines.loop`, which fails if the loop could not start
+                )
         return subscriber
 
     def remove(self, subscriber: Subscriber) -> None:
@@ -307,6 +309,7 @@ class Background:
             self._woken.wait(DEVICE_POLL_SECONDS if self.posted else POLL_SECONDS)
 
     def _poll(self) -> None:
+        """Create deferred events that are ready, supervise each subscriber, and report dropped events."""
         if self.posted:
             self._make_posted()
         now = perf_counter()
@@ -345,6 +348,7 @@ class Background:
             posted.made.set()
 
     def _end_if_empty(self) -> None:
+        """Stop all threads once the queues are empty, because the last reference to the bus is gone."""
         for subscriber in self.subscribers:
             subscriber.request_close()
         if all(subscriber.done for subscriber in self.subscribers) and not self.posted:

@@ -41,6 +41,7 @@ class CoroutineLoop:
         return self._loop
 
     def _run(self) -> None:
+        """Run the event loop until `stop`, and keep the error if it cannot be started."""
         try:
             anyio.run(self._main)
         except BaseException as error:

@@ -36,6 +36,7 @@ class AfterClose:
             self._warn_once(type(event), subscriber.name)
 
     def _warn_once(self, event_type: type[Event], name: str) -> None:
+        """Log a warning about the first event; `name` is that of a subscriber that misses it."""
         if not self._warned:
             self._warned = True
             logger.warning(

@@ -345,7 +345,7 @@ class Bus:
             raise self.health.errors.popleft()
 
     def deliver_mail(self, trainer: Any = None) -> None:
-        """Run the sync handlers of health events, and raise no error of a subscriber as `poll` does.
+        """Run the sync handlers of health events; unlike `poll`, raise no errors of subscribers.
 
         It is called at the end of a run, where `close` raises these errors.
         """

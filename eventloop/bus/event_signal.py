@@ -254,7 +254,7 @@ class EventSignal(blinker.Signal):
             self._emitted = self._count(dropped)
 
     def _count(self, plan: Plan) -> int:
-        """Add the events since the last call to the calls of the plan's handlers; return the total number."""
+        """Count the events since the last call as calls of the handlers; return the number of all events."""
         count = plan.count()
         new_events, self._counted = count - self._counted, count
         for handler in plan.handlers:
@@ -263,6 +263,7 @@ class EventSignal(blinker.Signal):
         return count
 
     def _compiled(self) -> Plan:
+        """Return the plan, and compile it if a change has dropped it."""
         if (plan := self._plan) is not None:
             return plan
         # With the lock, because a plan from before another thread's change must not replace the newer one.
@@ -275,6 +276,7 @@ class EventSignal(blinker.Signal):
             return plan
 
     def _make_plan(self) -> Plan:
+        """Compile the present handlers; a muted signal calls none of them."""
         muted = self.is_muted
         return Plan(
             self.name,

@@ -110,6 +110,7 @@ def _exclude_wait(seconds: float) -> None:
 
 
 def _cost(name: str, event: str, timing: Timing, in_iteration: bool, wall: float) -> HandlerCost:
+    """Return the record of one callback at one event."""
     calls = timing.clocked
     seconds = timing.estimate(calls)
     return HandlerCost(

@@ -34,6 +34,7 @@ def shares_between(before: RunCosts, after: RunCosts) -> dict[str, float]:
 
 
 def _seconds_of_handlers(costs: RunCosts) -> dict[str, float]:
+    """Return the seconds of each handler in iterations, summed over its events, by name."""
     seconds: dict[str, float] = {}
     for cost in costs.handlers:
         if cost.in_iteration and cost.calls:

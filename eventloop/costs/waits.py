@@ -70,7 +70,8 @@ class _Thread(threading.local):
     """The state of the calling thread."""
 
     def __init__(self) -> None:
-        self.runs: list[Waiter] = []  # the runs under way; one that a handler of another run began is last
+        # the runs under way; a run that a handler has begun comes after the run of the handler
+        self.runs: list[Waiter] = []
         self.waits = False  # whether the thread is within a `waiting` block
 
 

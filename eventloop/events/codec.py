@@ -111,6 +111,7 @@ class Frames:
         return self._numbers[event_type]
 
     def _decode(self, number: int, body: bytes | bytearray) -> Event | Exception:
+        """Return the event of one frame, or the error if it cannot be decoded."""
         if number == _PICKLED:
             return _unpickled(body)
         try:

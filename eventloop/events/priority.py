@@ -41,6 +41,7 @@ def get_priority(priority: Priority | int | str) -> int:
 
 
 def _by_name(name: str) -> int:
+    """Return the number of a named priority; suggest the nearest name for an unknown one."""
     member = Priority.__members__.get(name.strip().upper().replace(" ", "_"))
     if member is not None:
         return int(member)

@@ -38,7 +38,7 @@ def leftovers(directory: Path, process: int | None = None) -> list[Path]:
 
 
 def _is_written_by(pid: int, path: Path) -> bool:
-    """Return whether a temporary path names the process of this machine that has an id."""
+    """Return whether the process `pid` of this machine has created a temporary path."""
     writer = process_of(path)
     if writer is None or writer.pid != pid:
         return False
@@ -111,7 +111,7 @@ def remove(path: Path) -> None:
         OSError: the path cannot be removed.
     """
     if path.is_dir() and not path.is_symlink():
-        from shutil import rmtree  # 4 ms of the start of the saver's process
+        from shutil import rmtree  # here, because the import takes 4 ms of the start of the saver's process
 
         if path.suffix == ".old":  # without the sync, a crash may bring back an incomplete checkpoint
             sync_directory(path.parent)

@@ -41,6 +41,7 @@ def this_process() -> Process:
 
 @functools.cache
 def _identity(pid: int) -> Process:
+    """Return the identity of this process, whose id is `pid`; the cache is keyed by it because of forks."""
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
         place = f"{boot} {os.readlink(PROC / 'self/ns/pid')}"

@@ -107,6 +107,7 @@ class StatusWriter:
             logger.debug("%s has no heartbeat: %s", trainer.work_dir, error)
 
     def _state(self) -> RunState:
+        """Return the present state of the run, such as "validating"."""
         ownership = self._trainer.ownership
         if ownership.ended:
             return "ended"

@@ -114,7 +114,7 @@ class TrainLoop:
             return
         for batch in batches:
             if trainer.stopping and trainer.position.at_end:
-                return  # the loader has more batches than its length
+                return  # a stop came in what `len(loader)` says is the last batch, and the loader has more
             if accumulator is not None:
                 counting.begin(accumulator, trainer.position.left)
             if trainer.begin_iter(to_device(batch, trainer.device)):

@@ -104,7 +104,7 @@ class MixedPrecision:
             flag for optimizer in optimizers for flag in scaler._found_inf_per_device(optimizer).values()
         ]
         if not flags:
-            scaler.update(scaler.get_scale())  # resets the scaler; without a scale, it would raise an error
+            scaler.update(scaler.get_scale())  # resets the scaler; `update()` would raise an error
             return None
         first = flags[0]
         return first if len(flags) == 1 else torch.stack([flag.to(first.device) for flag in flags]).sum()

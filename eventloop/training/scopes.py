@@ -72,7 +72,9 @@ class Scope:
     def __enter__(self) -> Self:
         try:
             self.begin()
-        except BaseException as error:  # earlier handlers have received the opening event
+        except (
+            BaseException
+        ) as error:  # for handlers that have received the opening event, emit the closing one
             self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
@@ -80,6 +82,7 @@ class Scope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        """Emit the closing event with the reason of the end, and keep the error that ended the run."""
         trainer, loop_left = self.trainer, isinstance(error, GeneratorExit)
         if error is not None and not loop_left:
             trainer.failure = error
@@ -119,12 +122,13 @@ class RunScope(Scope):
         self._exited = self._finished = True  # so that nothing is ended if the run cannot be opened
 
     def __enter__(self) -> Self:
+        """Prepare the trainer for the run, and emit `before_run`."""
         self._outermost = not self.trainer.running
         if self._outermost:
             self._outside, self._finished = ENTERED.get(), False
             try:
                 self.trainer.open_run(trains=self._trains)
-                self.trainer.metrics.__enter__()  # for get_event_storage
+                self.trainer.metrics.__enter__()  # so that `get_event_storage` returns it
                 self._exited = False
             except BaseException:
                 self._finish()
@@ -141,6 +145,7 @@ class RunScope(Scope):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        """Emit `after_run`, deliver all events, exit the contexts of the run, and reset the trainer."""
         if not self._outermost:
             super().__exit__(kind, error, tb)
             return
@@ -178,6 +183,7 @@ class RunScope(Scope):
         self._finished = True
 
     def end(self, reason: str, error: BaseException | None) -> None:
+        """Emit `after_run`, then log the last metrics, and deliver all events or close the bus."""
         if not self._outermost:
             return
         trainer, at_once = self.trainer, ends_at_once(self.trainer)
@@ -302,6 +308,7 @@ class EpochScope(Scope):
         self.trainer.announce(self._EVENTS[self._mode][0])
 
     def end(self, reason: str, error: BaseException | None) -> None:
+        """Emit the closing event, and count a complete epoch of a training."""
         trainer, after = self.trainer, self._EVENTS[self._mode][1]
         if self._mode != "train":
             trainer.announce(after, reason=reason, metrics=self.metrics)
@@ -309,7 +316,8 @@ class EpochScope(Scope):
         keeps_epoch = reason not in (ERROR, LEFT) and not trainer.stops.goes_back
         if keeps_epoch and trainer.position.at_end:
             reason = COMPLETED  # a stop that was requested in the last iteration has not cut the epoch short
-        trainer.passing, trainer.counting.before = None, 0  # also after an error within an update
+        # also reset after an error in the middle of an update of several batches
+        trainer.passing, trainer.counting.before = None, 0
         trainer.clock.end_pass()
         trainer.within = "epoch" if reason == COMPLETED else ""
         try:

@@ -30,13 +30,15 @@ def duration(seconds: float) -> str:
     ):
         if abs(seconds) < next_size * 0.9995:
             return f"{three_digits(seconds / size)} {unit}"
-    return f"{three_digits(seconds / 60)} min" if seconds < 7200 else f"{three_digits(seconds / 3600)} h"
+    if seconds < 7200:
+        return f"{three_digits(seconds / 60)} min"
+    return f"{three_digits(seconds / 3600)} h"
 
 
 def three_digits(number: float) -> str:
     """Format a number with at least three digits: `0.123`, `1.23`, `12.3`, `123`, `1,234`."""
-    size = abs(number)
-    digits = 3 if size < 0.9995 else 2 if size < 9.995 else 1 if size < 99.95 else 0
+    limits = ((0.9995, 3), (9.995, 2), (99.95, 1))  # below the limit, so many digits after the point
+    digits = next((digits for limit, digits in limits if abs(number) < limit), 0)
     return f"{number:,.{digits}f}"
 
 

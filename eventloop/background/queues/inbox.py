@@ -80,7 +80,7 @@ class Inbox:
         self.capacity = options.capacity
         self.caught_up = True  # whether `incoming` was empty at some time since the keeper checked it
         self.last_popped: list[Queued] = []
-        self.popped_at = float("-inf")  # when the last events were taken out
+        self.popped_at = float("-inf")  # the time at which `pop` last returned events
         self._timed, self._overflow, self._linger = options.timed, options.overflow, options.linger
         self._fail = fail
         self._has_posts = False  # whether deferred events were ever posted to this subscriber

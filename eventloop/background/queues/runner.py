@@ -124,7 +124,9 @@ class Runner(ABC):
     def current(self) -> Delivery | None:
         """Return the current delivery: an event, or a list of events with `batch`; None without one."""
         events = self.in_flight()
-        return (events if self.most else events[0]) if events else None
+        if not events:
+            return None
+        return events if self.most else events[0]
 
     def unconfirmed(self) -> int:
         """Return the number of delivered events that the destination has not accepted yet.

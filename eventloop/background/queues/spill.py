@@ -43,7 +43,7 @@ class SpillFile:
         self.tail = bytearray()  # encoded events that are not in the file yet
         self.sizes: list[int] = []  # the numbers of bytes of the chunks in the file
         self.kept: list[Event] = []  # the events that cannot be encoded, which stay in memory
-        self.bytes = 0  # of all encoded events, with those in `tail`
+        self.bytes = 0  # the number of bytes of all encoded events, with those in `tail`
         self._file: IO[bytes] | None = None
 
     def write_tail(self) -> None:

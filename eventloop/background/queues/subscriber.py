@@ -356,7 +356,7 @@ class Subscriber:
             runner.began, runner.callback = perf_counter(), what
         try:
             callback()
-        except BaseException as error:  # a SystemExit must not end the runner
+        except BaseException as error:  # also a SystemExit, which must not end the runner
             failure = error
         with self.account.lock:
             was_reported = not runner.callback  # as stalled

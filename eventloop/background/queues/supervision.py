@@ -132,6 +132,7 @@ def _end_stalled(subscriber: Subscriber, now: float) -> None:
 
 
 def _report_stall(subscriber: Subscriber, what: str, item: Delivery | None, elapsed: float) -> None:
+    """Log and report a stalled call; `what` is the predicate of the message, `item` the call's events."""
     effect = subscriber.runner.stall_effect()
     text = f"subscriber {subscriber.name} {what}; it is no longer waited for{effect}"
     subscriber.account.last_error = text

@@ -85,6 +85,7 @@ class WhenFilter:
         return call
 
     def _run(self) -> None:
+        """Call the filter for the incoming events at each `wake`, until the subscriber ends."""
         while not self._account.done:
             self._woken.clear()
             with self._inbox.moving:

@@ -148,6 +148,7 @@ class TaskRunner(Runner):
             self._task.cancel()
 
     async def _run(self) -> None:
+        """Deliver events until the subscriber or its event loop ends."""
         subscriber = self.subscriber
         try:
             await self._deliver_all()
@@ -161,6 +162,7 @@ class TaskRunner(Runner):
             self._task = None  # so that the queue can be freed, to which the task refers by this coroutine
 
     async def _deliver_all(self) -> None:
+        """Deliver events, and wait for others, until the subscriber ends."""
         subscriber, account = self.subscriber, self.account
         while not account.ended_by:
             self._ready.clear()
@@ -178,6 +180,7 @@ class TaskRunner(Runner):
             await self._ready.wait()
 
     async def _deliver(self, item: Delivery | list[Timed]) -> None:
+        """Await the coroutine function for an event or a batch, and count the delivery."""
         subscriber = self.subscriber
         failure: BaseException | None = None
         self._delivering = True

@@ -123,6 +123,7 @@ class Worker:
         return None
 
     def _handle(self, message: Frame) -> None:
+        """Execute one command."""
         match message.kind:
             case Kind.BEGIN:
                 self._begin = message
@@ -161,7 +162,7 @@ class Worker:
         try:
             events = [self._decoder.decode(message) for message in messages]
             if self._begin is not None:
-                self._send_begin(self._begin, events[0])
+                self._pass_facts(self._begin, events[0])
                 self._begin = None
             batched = with_times(events, times) if times else events
             self._target.fn(batched if batch else events[0])
@@ -176,7 +177,8 @@ class Worker:
             self._acks.set_unconfirmed(untaken_by(self._target.fn))
             self._acks.done(len(messages), began, perf_counter() - began, awaited_by(self._target.fn))
 
-    def _send_begin(self, message: Frame, first: Event) -> None:
+    def _pass_facts(self, message: Frame, first: Event) -> None:
+        """Pass the facts in a `BEGIN` message to the object of the handler, if it is `Remade`."""
         owner = owner_of(self._target.fn)
         if owner is not None:
             import pickle
@@ -295,6 +297,7 @@ class _Acks:
                 os._exit(1)
 
     def _acknowledge(self) -> None:
+        """Send an acknowledgement if there is news since the last one; the caller holds the lock."""
         if (self._acknowledged, self._untaken_acknowledged) != (self._finished, self._untaken):
             self._acknowledged, self._untaken_acknowledged = self._finished, self._untaken
             progress = Progress(self._durations, self._spans, self._untaken, self._awaited)
