@@ -158,9 +158,9 @@ def _warn_of_float_rate(optimizer: Any) -> None:
 
     PyTorch then compiles the step again for each rate, and stops compiling it after eight rates.
     """
-    with_constant_rate = torch.optim.SGD | torch.optim.RMSprop | torch.optim.Adadelta
-    has_float_rate = any(isinstance(group["lr"], float) for group in optimizer.param_groups)
-    if isinstance(optimizer, with_constant_rate) and has_float_rate:
+    if not isinstance(optimizer, torch.optim.SGD | torch.optim.RMSprop | torch.optim.Adadelta):
+        return
+    if any(isinstance(group["lr"], float) for group in optimizer.param_groups):
         logger.warning(
             "compile='step' compiles the step of %s again for each learning rate that is a float, and gives "
             "up after some of them: with schedulers give it a tensor, as lr=torch.tensor(0.1)",

@@ -114,7 +114,7 @@ def needs_argument(method: Callable[..., object]) -> bool:
     no source, an argument with a default is not needed.
     """
     method = inspect.unwrap(method)
-    _self, *parameters = inspect.signature(method).parameters.values()
+    parameters = [*inspect.signature(method).parameters.values()][1:]  # without `self`
     if not parameters or parameters[0].kind in (
         inspect.Parameter.VAR_POSITIONAL,
         inspect.Parameter.VAR_KEYWORD,

@@ -131,8 +131,8 @@ class EventEncoder:
 
     def _announce(self, event_type: type[Event], into: list[bytes]) -> None:
         """Append a `TYPE` frame, from which the worker imports or defines an event class."""
-        self._announced.add(event_type)
         described = _describe(event_type)
+        self._announced.add(event_type)
         if described.like:
             self._likenesses[event_type] = len(self._likenesses)
         else:
