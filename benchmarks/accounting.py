@@ -43,8 +43,8 @@ from eventloop.hooks import CostsHook
 
 EVENT = AfterTrainIter(iter=7, epoch=0, batch_idx=7)
 GOAL, GOAL_AT_1_MS = 1.02, 1.01
-CLOCKED = "        if count < due:\n"
-"""The line of a plan that decides whether an event is clocked."""
+CHOICE = "        if count < due:\n"
+"""The statement of a plan that chooses between its code without a clock and the code that is clocked."""
 WIDTHS = {"about 0.15 ms": 8, "about 1 ms": 320}
 """Of the perceptron whose step is trained."""
 IDLE = "{} handlers that do nothing"
@@ -58,8 +58,8 @@ def no_accounting() -> Iterator[None]:
 
     def without(name: str, handlers: Sequence[Handler], hand_overs: int, *, recorded: bool) -> str:
         body: str = source(name, handlers, hand_overs, recorded=recorded)
-        assert CLOCKED in body
-        return body.replace(CLOCKED, "        if True:\n")
+        assert CHOICE in body
+        return body.replace(CHOICE, "        if True:\n")
 
     with mock.patch.object(plan, "_source", without):
         yield

@@ -1,8 +1,8 @@
-"""Deliver events off the thread that emits them.
+"""Deliver events to background subscribers, on threads other than the emitting thread.
 
-Start with `background`, which creates a queue for each subscriber and runs the event loop of the coroutines.
-`queues` has the subscriber with its account and its queue, `runners` the threads and tasks that deliver its
-events, `workers` the worker processes, and `closing` the end.
+Start with `background`, which creates the queue of each subscriber and the thread that supervises the queues.
+`queues` defines a subscriber with its counts and its queue, `runners` the threads and tasks that deliver its
+events, and `workers` the worker processes. `closing` flushes and closes all subscribers.
 
-Only `eventloop.bus` and writers use it. May import `processes`, `costs`, `events` and `util`, and not torch.
+Only `eventloop.bus` and writers use it. It may import `processes`, `costs`, `events` and `util`, not torch.
 """

@@ -17,11 +17,12 @@ Append = Callable[[Event], None]
 def appenders(
     background: Background, subscriber: Subscriber, event_type: type[Event]
 ) -> tuple[Append, Append]:
-    """Return two functions that append an event of a type to `incoming` if it passes the filters at the emit.
+    """Return two functions that append an event to a subscriber's list of incoming events.
 
-    The second one, and both if the subscriber is given times, also store the time of the emit. Without a
-    filter the first one is the list's own `append`. With overflow="block" both first wait until the queue has
-    room, except on a background thread.
+    Both append it only if it passes the filters `every` and `start`. The second function also stores the time
+    of the emit; the first one does so only with the option `timed`. Without a filter the first function is
+    the list's own `append`. With overflow="block" both first wait until the queue has room, except on a
+    background thread.
     """
     inbox = subscriber.inbox
     append, early = inbox.incoming.append, inbox.routes[event_type].early
@@ -35,19 +36,19 @@ def appenders(
         if early is None or early(event):
             append(Stamped(event, perf_counter()))
 
-    def has_room(event: Event) -> bool:
-        wanted = early is None or inbox.passes(early, event)
-        if wanted:
+    def passes_and_has_room(event: Event) -> bool:
+        passes = early is None or inbox.passes(early, event)
+        if passes:
             background.wait_for_room(subscriber)
-        return wanted
+        return passes
 
     def enqueue_with_room(event: Event) -> None:
-        if has_room(event):
+        if passes_and_has_room(event):
             append(event)
 
     def enqueue_timed_with_room(event: Event) -> None:
         emitted = perf_counter()
-        if has_room(event):
+        if passes_and_has_room(event):
             append(Stamped(event, emitted))
 
     timed = enqueue_timed_with_room if blocks else enqueue_timed
@@ -59,9 +60,9 @@ def appenders(
 
 
 def counted(background: Background, append: Append) -> Append:
-    """Wrap `append` to count the events that background threads emit, for the end of a flush.
+    """Return a function that calls `append`, and counts the event if a background thread emits it.
 
-    `flush` waits until this count stops growing.
+    A flush waits until this count, `Background.emissions`, stops growing.
     """
 
     def append_and_count(event: Event) -> None:

@@ -1,8 +1,8 @@
 """Manage the background subscribers of a bus: add and remove them, queue events, and supervise deliveries.
 
-The emitting thread appends an event to the queue of each of its subscribers and returns: no lock, no wake-up,
-no I/O. A thread, the keeper, looks at the queues every `POLL_SECONDS`, or at once during a flush. It wakes
-the subscribers that have events, moves the events of busy ones into their bounded queues or spill files,
+The emitting thread appends an event to the list of each of its subscribers and returns: no lock, no wake-up,
+no I/O. A thread, the keeper, checks the queues every `POLL_SECONDS`, or at once during a flush. It wakes the
+subscribers that have events, moves the events of busy ones into their bounded queues or temporary files,
 creates deferred events once their values have left the device, and finds subscribers that hang.
 """
 
@@ -37,12 +37,13 @@ from eventloop.util.waiting import Latch
 logger = logging.getLogger("eventloop")
 
 POLL_SECONDS = 0.2
-"""The interval in seconds at which the keeper (the thread that supervises the queues) looks at them."""
+"""The interval in seconds at which the keeper, the thread that supervises the queues, checks them."""
 DEVICE_POLL_SECONDS = 0.002
 """The interval in seconds at which the keeper thread checks whether values have left the device."""
 MANY = 8192
-"""The number of events waiting for a subscriber from which an emit wakes the keeper thread."""
+"""The number of events in a subscriber's list above which the emitting thread wakes the keeper thread."""
 DROP_REPORT_SECONDS = 1.0
+"""The least time in seconds between two `events_dropped` events about one subscriber."""
 
 
 class Background:
@@ -59,23 +60,23 @@ class Background:
         self.latest = self.health.latest  # the last event of each type that the background creates
         self.emissions = 0
         """The number of events emitted by subscribers and health reports, counted during a flush."""
-        self.closed = False  # it accepts no more subscribers
-        self.finished = False  # it delivers no more: `close` has come to its end
-        self.complete = True  # what a close returned
+        self.closed = False  # whether a close has begun; new subscribers are refused then
+        self.finished = False  # whether a close has ended, so that nothing is delivered any more
+        self.complete = True  # the result of the close
         self.closer = threading.RLock()  # held by the thread that is closing
-        self.reports = True  # whether health events are queued: until their subscribers are ended
-        self.logs_losses = True  # whether a close logs lost events: False while its caller logs them
+        self.reports = True  # whether health events are queued; False at the end of a close
+        self.logs_losses = True  # whether a close logs lost events; False while its caller logs them
         self.flush_ends: Callable[[], bool] = lambda: False
-        """Returns True to end a flush early, which then logs nothing, because a close follows."""
+        """Returns True to end a flush early and without a log, because a close follows."""
         self.store_undelivered: StoreUndelivered | None = None
-        self.replay_command = ""  # which delivers the events that `store_undelivered` keeps
+        self.replay_command = ""  # the command that delivers the events stored by `store_undelivered`
         self.logged: dict[Subscriber, int] = {}
-        """The subscribers that the last flush has logged, each with the number of its events by then."""
-        self.thread: threading.Thread | None = None  # the keeper's
+        """The subscribers that the last flush has logged, each with its number of emitted events then."""
+        self.thread: threading.Thread | None = None  # the keeper
         self.coroutines: CoroutineLoop | None = None
         self.starting = threading.RLock()
         self.never_waits = plan_file() is not None
-        """True once emits no longer wait for a blocking subscriber; a full queue exceeds its limit."""
+        """True once emits do not wait for room in a full queue with overflow="block" but exceed its size."""
         self.inert = False  # True in a forked child process, if the subscribers belong to the parent
         self.recorder: SpanRecorder | None = None
         self._pace = Pace()
@@ -122,7 +123,7 @@ class Background:
             if self.closed:  # another thread has just closed the bus, perhaps without this subscriber
                 raise closed
             return subscriber
-        except BaseException:  # Ctrl-C among them
+        except BaseException:  # also a KeyboardInterrupt
             self.remove(subscriber)
             raise
 
@@ -136,7 +137,7 @@ class Background:
     ) -> Subscriber:
         """Create the queue and the thread, task or process of a subscriber without starting it."""
         if offload == "process":
-            from eventloop.background.workers.process_runner import process_subscriber  # 9 modules more
+            from eventloop.background.workers.process_runner import process_subscriber  # here: 9 modules
 
             return process_subscriber(name, fn, options, self.health.report)
         subscriber = Subscriber(name, fn, options, self.health.report)
@@ -152,20 +153,22 @@ class Background:
                 if coroutines is None or coroutines.ended:
                     coroutines = CoroutineLoop()
                 subscriber.runner = TaskRunner(subscriber, coroutines.loop)
-                self.coroutines = coroutines  # now that it runs
+                self.coroutines = (
+                    coroutines  # after `coroutines.loop`, which fails if the loop could not start
+                )
         return subscriber
 
     def remove(self, subscriber: Subscriber) -> None:
-        """End the queue of a subscriber whose subscription was cancelled."""
+        """End a subscriber whose subscription was cancelled; its queued events count as dropped."""
         subscriber.give_up("cancelled")
-        self.health.report_drops([subscriber])  # the keeper no longer looks at this subscriber
+        self.health.report_drops([subscriber])  # here, because the keeper no longer checks this subscriber
         with suppress(ValueError):  # a close has replaced the list
             self.subscribers.remove(subscriber)
 
     def set_routes(self, routes: dict[Subscriber, dict[type[Event], Route]]) -> None:
-        """Set the event types that each subscriber wants, with their filters.
+        """Set the event types of each subscriber, with their filters.
 
-        Health events and deferred events follow these routes. An emit calls the functions of `appending`.
+        Health events and deferred events are queued by them; an emit calls the functions of `appending`.
         """
         by_type: dict[type[Event], list[Subscriber]] = {}
         for subscriber, interests in routes.items():
@@ -176,10 +179,10 @@ class Background:
 
     def _enqueue(self, event: Event, but: Subscriber | None) -> None:
         """Queue a health event for its subscribers, except for the subscriber `but`; safe from any thread."""
-        for each in self.listening.get(type(event), ()) if self.reports else ():
-            if each is not but:
+        for subscriber in self.listening.get(type(event), ()) if self.reports else ():
+            if subscriber is not but:
                 self.emissions += 1
-                each.enqueue(event)
+                subscriber.enqueue(event)
 
     # --- recording (any thread) ----------------------------------------------------------------------------
 
@@ -188,7 +191,7 @@ class Background:
 
         Args:
             recorder: collects the spans and depths.
-            polled: called each time the keeper has looked at the queues.
+            polled: called by the keeper each time after it has checked the queues.
         """
         self.recorder, self._polled = recorder, polled
         for subscriber in self.subscribers:
@@ -197,30 +200,30 @@ class Background:
     # --- queuing (the emitting thread) ---------------------------------------------------------------------
 
     def wait_for_room(self, subscriber: Subscriber) -> None:
-        """Wait until the queue of a subscriber with overflow="block" has room, if this thread may wait."""
+        """Wait until a subscriber's queue has room, for overflow="block"; return at once on own threads."""
         if not (self.never_waits or on_background_thread()):
             subscriber.wait_for_room()
 
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
-        """Queue a `Deferred` object, whose events are created later, when their values are ready.
+        """Queue a `Deferred` object, which creates events of `types` later, when their values are ready.
 
-        Waits until the queue of each subscriber to one of `types` with overflow="block" has room.
+        Wait first until the queues of their subscribers with overflow="block" have room.
         """
         types = tuple(types)
         subscribers = dict.fromkeys(
-            subscriber for kind in types for subscriber in self.listening.get(kind, ())
+            subscriber for event_type in types for subscriber in self.listening.get(event_type, ())
         )
         for subscriber in subscribers:
             if subscriber.options.overflow == "block":
                 self.wait_for_room(subscriber)
-        if not self.closed:  # even without a subscriber, because the keeper reads the values
+        if not self.closed:  # also without a subscriber, because the keeper must read the values
             self.start()
         self.posted.append(
             Posted(deferred, [(subscriber, subscriber.inbox.post(types)) for subscriber in subscribers])
         )
 
     def limit_queues(self) -> None:
-        """Keep the queues bounded; emitting threads call it from time to time."""
+        """Keep the lists of incoming events bounded; the emitting thread calls this now and then."""
         for subscriber in self.subscribers:
             if len(subscriber.inbox.incoming) > MANY:
                 self.wake()
@@ -228,13 +231,13 @@ class Background:
                     subscriber.inbox.drop_excess()
 
     def wake(self) -> None:
-        """Make the keeper thread look at the queues now; safe from any thread."""
+        """Make the keeper thread check the queues now; safe from any thread."""
         self._woken.set()
 
     # --- forks, reopening, and the end of the bus's life ---------------------------------------------------
 
     def become_inert(self, *, reopens: bool) -> None:
-        """Drop all events and subscribers in a forked child process, which has none of the threads.
+        """Drop all events and subscribers in a forked child process, where the threads do not run.
 
         Args:
             reopens: whether another background may replace this one in the child.
@@ -244,10 +247,10 @@ class Background:
         vars(self).update(vars(Background()), closed=True, finished=True, inert=not reopens)
 
     def check_replaceable(self, waited: float) -> None:
-        """Check, `waited` seconds after a close began, that a new background may replace this one.
+        """Check that a new background may replace this one, for whose close the caller has `waited` seconds.
 
         Raises:
-            RuntimeError: it is the parent process's, or another thread is still closing it.
+            RuntimeError: another thread is still closing this one, or it belongs to the parent process.
         """
         if self.inert:
             raise RuntimeError(
@@ -261,9 +264,9 @@ class Background:
             )
 
     def end_soon(self) -> None:
-        """Deliver the queued events and stop the threads later, without making the caller wait.
+        """Let the keeper stop all threads once the queued events are delivered; return at once.
 
-        Called when the last reference to the bus is gone.
+        It is called when the last reference to the bus is gone.
         """
         if self.thread is None:
             self.closed = self.finished = True
@@ -274,17 +277,12 @@ class Background:
     # --- the keeper's thread -------------------------------------------------------------------------------
 
     def continue_from(self, former: Background) -> None:
-        """Take over the state of a closed background that this one replaces.
-
-        The state is the last event of each type that it created, and what becomes of undelivered events.
-        """
+        """Copy the latest events and the settings of `Bus.on_undelivered` from the previous background."""
         self.latest.update(former.latest)
         self.store_undelivered, self.replay_command = former.store_undelivered, former.replay_command
 
     def start(self) -> None:
-        """Start the keeper thread; safe from any thread.
-
-        Does nothing if it runs already, if the bus is closed, or in a dry run.
+        """Start the keeper thread, on any thread; do nothing if it runs, after a close, or in a dry run.
 
         Raises:
             RuntimeError: no thread can be started.
@@ -294,13 +292,11 @@ class Background:
         with self.starting:
             if self.thread is None and not self.finished:
                 thread = BackgroundThread(target=self._run, name="eventloop background", daemon=True)
-                self.thread = (
-                    thread  # before the start, which Ctrl-C may interrupt when the thread runs already
-                )
+                self.thread = thread  # before `start`, which Ctrl-C may interrupt after the thread runs
                 try:
                     thread.start()
                 except RuntimeError:
-                    self.thread = None  # so that a close has nothing to wait for
+                    self.thread = None  # so that a close does not wait for it
                     raise
 
     def _run(self) -> None:
@@ -313,12 +309,13 @@ class Background:
             self._woken.wait(DEVICE_POLL_SECONDS if self.posted else POLL_SECONDS)
 
     def _poll(self) -> None:
+        """Create deferred events that are ready, supervise each subscriber, and report dropped events."""
         if self.posted:
             self._make_posted()
         now = perf_counter()
-        dropping = [each for each in tuple(self.subscribers) if supervise(each, now)]
-        if dropping and not self.closed:
-            self.health.report_drops(dropping, DROP_REPORT_SECONDS)
+        with_drops = [subscriber for subscriber in tuple(self.subscribers) if supervise(subscriber, now)]
+        if with_drops and not self.closed:
+            self.health.report_drops(with_drops, DROP_REPORT_SECONDS)
         if self._polled is not None:
             self._polled()
         if self._ending:
@@ -327,7 +324,7 @@ class Background:
     def last_posted(self) -> Latch | None:
         """Return a latch that is set once the events of the last posted `Deferred` object are created.
 
-        None if all deferred events have been created.
+        Return None if all deferred events have been created.
         """
         try:
             return self.posted[-1].made
@@ -344,18 +341,20 @@ class Background:
                 events = list(posted.deferred.events())
                 self.latest.update({type(event): event for event in events})
                 posted.fill(events)
-            except BaseException:  # a SystemExit in a deferred's code would end the keeper
+            except BaseException:  # also a SystemExit, which would end the keeper
                 logger.exception("events could not be made: %r", posted.deferred)
                 posted.drop()
             self.posted.popleft()
             posted.made.set()
 
     def _end_if_empty(self) -> None:
-        for each in self.subscribers:
-            each.request_close()
-        if all(each.done for each in self.subscribers) and not self.posted:
+        """Stop all threads once the queues are empty, because the last reference to the bus is gone."""
+        for subscriber in self.subscribers:
+            subscriber.request_close()
+        if all(subscriber.done for subscriber in self.subscribers) and not self.posted:
             self.closed = True
-            self.complete = not any(each.queued for each in self.subscribers)  # a close may be interrupted
+            # False if an interrupted close has ended a subscriber before its queue was empty
+            self.complete = not any(subscriber.queued for subscriber in self.subscribers)
             self.log_losses()
             self.stop()
             self.clear()
@@ -365,7 +364,7 @@ class Background:
 
     @contextmanager
     def ending_run(self, ends: Callable[[], bool]) -> Iterator[None]:
-        """Let the caller log the lost events of the block, and end a flush in it once `ends()` is True.
+        """Let the caller of the block log the lost events, and end a flush in it once `ends()` is True.
 
         Within the block `close` logs no lost events. Later closes log only events that are lost after it.
         """
@@ -373,15 +372,16 @@ class Background:
         try:
             yield
         finally:
-            for each in list(self.subscribers):
-                each.new_losses()  # called for its effect: what was lost so far is not new any more
-                each.account.losses_logged = False  # True concerned those losses; later ones are to be logged
+            for subscriber in list(self.subscribers):
+                subscriber.new_losses()  # the later closes do not log the losses up to this call
+                subscriber.account.losses_logged = False  # later losses are not logged yet
             self.logs_losses, self.flush_ends = True, lambda: False
 
     def log_losses(self) -> None:
-        """Log the events that were lost since the last log of them."""
-        new = [(each, text) for each in self.subscribers if (text := each.new_losses())]
-        losses = [text for each, text in new if not each.account.losses_named]
+        """Log the numbers of events that were lost since the last log of lost events."""
+        # for all subscribers, because `new_losses` returns the same losses only once
+        texts = [(subscriber, subscriber.new_losses()) for subscriber in self.subscribers]
+        losses = [text for subscriber, text in texts if text and not subscriber.account.losses_named]
         if losses and self.logs_losses:
             logger.warning(
                 "the bus is closed, and not everything was delivered: %s. bus.stats() has the details",
@@ -389,7 +389,7 @@ class Background:
             )
 
     def stop(self) -> None:
-        """Ask the keeper and the event loop to end."""
+        """Ask the keeper and the event loop of the coroutines to end; do not wait for them."""
         self._stopping = True
         self.wake()
         if self.coroutines is not None:

@@ -25,19 +25,19 @@ from eventloop.events import EventsDropped, HandlerFailed
 logger = logging.getLogger("eventloop")
 
 METRICS = "values from the device"
-"""The name of waits for metrics in the costs."""
+"""The name, in the record of costs, of waits until metrics have left the device."""
 SLICE_SECONDS = 0.2
-"""The longest single wait in seconds; after each one, the subscriber is checked for a hang."""
+"""The longest time in seconds to block at once, before the deadline is checked again."""
 GRACE_SECONDS = 0.5
 """The seconds that a close waits for a delivery for which a flush has already waited in vain."""
 SPARE_SECONDS = 0.5
-"""The seconds before its deadline at which a close begins to end subscribers, whose queues should be empty.
+"""The seconds of a close that are reserved for ending subscribers after the wait for empty queues.
 
-As many seconds are reserved for subscribers to health events. Each of the two reserves is at most a quarter
-of the timeout.
+As many seconds are reserved for ending the subscribers to health events, which end last. Each of the two
+reserves is at most a quarter of the timeout.
 """
 JOIN_SECONDS = 0.5
-"""The longest wait in seconds for all threads that were asked to end and may still look at the queues."""
+"""The longest wait in seconds, at the end of a close, for the threads that were asked to end."""
 
 Counting = AbstractContextManager[None]
 
@@ -51,16 +51,16 @@ def flush(
     counting: Callable[[], Counting],
     allowed: Callable[[], bool] | None = None,
 ) -> bool:
-    """Wait until everything emitted so far is delivered and flushed; return False on a timeout.
+    """Wait until all events emitted so far are delivered and flushed; return False on a timeout.
 
     The wait includes events that subscribers emit meanwhile, but not those of other threads.
 
     Args:
-        background: has the subscribers.
+        background: the background with the subscribers.
         timeout: seconds to wait at most.
-        counting: creates a context in which `Background.emissions` counts the events that subscribers emit.
-        allowed: returns whether the flush may be repeated while subscribers make progress. None means a fixed
-            deadline, after which undelivered events are not logged.
+        counting: returns a context in which `Background.emissions` counts the events that subscribers emit.
+        allowed: returns whether the flush may be repeated while subscribers make progress. None means that it
+            is not repeated, and that undelivered events are not logged.
     """
     deadline = Deadline(timeout, background.subscribers, allowed)
     complete = _flush_once(background, deadline, counting())
@@ -68,29 +68,31 @@ def flush(
         return complete
     while not (complete or background.flush_ends()) and deadline.extend():
         complete = _flush_once(background, deadline, counting())
-    left = [] if complete or background.flush_ends() else _with_left(background.subscribers)
-    background.logged = {each: each.emitted for each in left}
-    if left:
+    incomplete = [] if complete or background.flush_ends() else _incomplete(background.subscribers)
+    background.logged = {subscriber: subscriber.emitted for subscriber in incomplete}
+    if incomplete:
         command = background.replay_command
-        kept = f"What is left when the program ends is kept for `{command}`" if command else ""
-        text = ". ".join(filter(None, (_names(left), advice(left), kept)))
+        remedy = f"What is left when the program ends is kept for `{command}`" if command else ""
+        text = ". ".join(filter(None, (_names(incomplete), advice(incomplete), remedy)))
         logger.warning("not everything was delivered in time: %s", text)
     return complete
 
 
 def _flush_once(background: Background, deadline: Deadline, counting: Counting) -> bool:
-    flushed = {each: each.emitted for each in background.subscribers}
+    """Flush all subscribers, and once more those that receive events meanwhile; return False on a timeout."""
+    emitted_before = {subscriber: subscriber.emitted for subscriber in background.subscribers}
 
-    def emitted_since() -> list[Subscriber]:
-        return [each for each in background.subscribers if each.emitted != flushed.get(each, 0)]
+    def with_new_events() -> list[Subscriber]:
+        return [each for each in background.subscribers if each.emitted != emitted_before.get(each, 0)]
 
     complete = _flush_each(background, background.subscribers, deadline, calls=True)
     reported = background.health.report_drops(background.subscribers)
-    if complete and (reported or emitted_since()):
-        with counting:  # only now, because it changes the routes
-            # repeated once only: two subscribers whose `on_flush` fails would get each other's reports
+    if complete and (reported or with_new_events()):
+        with counting:  # not from the begin, because the count makes emits slower
+            # Repeated only once: two subscribers to `handler_failed` whose `on_flush` fails would otherwise
+            # receive reports about each other forever.
             if _flush_until_quiet(background, deadline, lambda: background.emissions):
-                _flush_each(background, emitted_since(), deadline, calls=True)
+                _flush_each(background, with_new_events(), deadline, calls=True)
                 _flush_until_quiet(background, deadline, lambda: background.emissions)
     return complete
 
@@ -98,10 +100,10 @@ def _flush_once(background: Background, deadline: Deadline, counting: Counting) 
 def _flush_until_quiet(
     background: Background, deadline: Deadline, emitted: Callable[[], int], reserve: float = 0.0
 ) -> bool:
-    """Wait until nothing more is emitted; return False at the deadline.
+    """Wait until all queues are empty and no more events are emitted; return False at the deadline.
 
     Args:
-        background: has the subscribers.
+        background: the background with the subscribers.
         deadline: the end of the wait.
         emitted: returns the number of events emitted so far.
         reserve: the seconds before the deadline at which the wait ends.
@@ -126,10 +128,10 @@ def _flush_each(
     """Wait until each subscriber has handled the events emitted for it so far; return False on a timeout.
 
     Args:
-        background: creates the deferred events, which are waited for.
-        subscribers: those to wait for.
+        background: the subscribers' background. Its deferred events must be created first.
+        subscribers: the subscribers to wait for.
         deadline: the end of the wait.
-        calls: whether to call `on_flush` at the end.
+        calls: whether each subscriber calls its `on_flush` then.
         reserve: the seconds before the deadline at which the wait ends.
     """
 
@@ -145,26 +147,27 @@ def _flush_each(
         background.wake()
         complete = wait(last_posted.made.wait)
     requests = []
-    for each in tuple(subscribers):
-        if each.runner.blocked_by_caller:
-            complete = complete and (each.done or not each.queued)
-        elif not each.done:
-            with waiting("background", each.name):
-                tests = each.filter
-                if tests is not None:
-                    complete = wait(partial(tests.wait, patient=True)) and complete
-            requests.append((each, each.request_flush(calls=calls)))
-    for each, request in requests:
-        with waiting("background", each.name):
-            if not wait(partial(_flushed, each, request)):
+    for subscriber in tuple(subscribers):
+        if subscriber.runner.blocked_by_caller:
+            complete = complete and (subscriber.done or not subscriber.queued)
+        elif not subscriber.done:
+            with waiting("background", subscriber.name):
+                when_filter = subscriber.filter
+                if when_filter is not None:
+                    complete = wait(partial(when_filter.wait, patient=True)) and complete
+            requests.append((subscriber, subscriber.request_flush(calls=calls)))
+    for subscriber, request in requests:
+        with waiting("background", subscriber.name):
+            if not wait(partial(_is_flushed, subscriber, request)):
                 if background.flush_ends():
                     return False
-                add_vain_wait(each, deadline.seconds)
+                add_vain_wait(subscriber, deadline.seconds)
                 complete = False
     return complete
 
 
-def _flushed(subscriber: Subscriber, request: Flush, timeout: float) -> bool:
+def _is_flushed(subscriber: Subscriber, request: Flush, timeout: float) -> bool:
+    """Wait until a requested flush is made or the subscriber has ended; return False on a timeout."""
     return request.made.wait(timeout) or subscriber.done
 
 
@@ -180,15 +183,15 @@ def close(
 ) -> bool:
     """Deliver the queued events, close every queue and stop the threads; return False on a timeout.
 
-    After an interruption by a signal, the next call continues. A call during another thread's call waits
-    for that call.
+    If a signal interrupts a call, the next call continues it. A call while another thread closes the
+    background waits for that thread.
 
     Args:
-        background: has the subscribers.
+        background: the background with the subscribers.
         timeout: seconds to wait at most.
-        allowed: returns whether the deadline may move while subscribers make progress. When it becomes
-            False during the close, the deadline comes nearer. None means a fixed deadline.
-        advises: whether to log advice on settings that would have allowed all events to be delivered.
+        allowed: returns whether the deadline may be extended while subscribers make progress. If the result
+            becomes False during the close, the deadline moves nearer. None means a fixed deadline.
+        advises: whether to log advice on settings with which all events would have been delivered.
     """
     deadline = Deadline(timeout, list(background.subscribers), allowed)
     background.closed = True
@@ -196,7 +199,7 @@ def close(
         return False
     try:
         if not background.finished:
-            with background.starting:  # waits for a start of the keeper that is in progress
+            with background.starting:  # another thread may be starting the background's thread
                 background.finished = background.thread is None
         if not background.finished:
             _close(background, deadline, advises=advises)
@@ -206,27 +209,27 @@ def close(
 
 
 def _close(background: Background, deadline: Deadline, *, advises: bool) -> None:
-    """Close the queues. A signal may interrupt this anywhere, because all steps can be repeated."""
-    background.complete = False  # until it is known
-    background.flush_ends = lambda: False  # it is about flushes before this close
+    """Close the queues. A signal may interrupt this at any point, because each step can be repeated."""
+    background.complete = False
+    background.flush_ends = lambda: False  # concerns only flushes before the close
     began, subscribers = monotonic(), list(background.subscribers)
-    for each in subscribers:
-        each.drain()
+    for subscriber in subscribers:
+        subscriber.drain()
     quiet, dropped, ended = _deliver_rest(background, subscribers, deadline)
-    for each in subscribers:
-        abandon(each)
-    left = any(each.queued for each in subscribers)  # also counts the events that came too late
-    # the end of the queues has delivered what was emitted since `dropped`, unless some came too late for it
+    for subscriber in subscribers:
+        abandon(subscriber)
+    has_queued = any(subscriber.queued for subscriber in subscribers)
+    # later events were delivered while the subscribers ended, unless some were dropped since then
     quiet = quiet or (_dropped(subscribers) == dropped and not background.posted)
-    background.complete = quiet and ended and not left
-    took, timeout = monotonic() - began, deadline.seconds
-    answers = {save_undelivered(each, background.store_undelivered) for each in subscribers}
+    background.complete = quiet and ended and not has_queued
+    seconds, timeout = monotonic() - began, deadline.seconds
+    answers = {save_undelivered(subscriber, background.store_undelivered) for subscriber in subscribers}
     if not background.complete:
         remedy = _remedy(background.replay_command, answers)
         text = _undelivered(background, subscribers, remedy, quiet=quiet, advises=advises)
         if text:
-            seconds = round(timeout if abs(took - timeout) < 1 else took, 2)
-            logger.warning("closed after %g s; events %s", seconds, text)
+            shown_seconds = round(timeout if abs(seconds - timeout) < 1 else seconds, 2)
+            logger.warning("closed after %g s; events %s", shown_seconds, text)
     background.log_losses()
     background.stop()
     _join_threads(background)
@@ -239,60 +242,68 @@ def _deliver_rest(
 ) -> tuple[bool, int, bool]:
     """Deliver the queued events, and end the subscribers, those to health events last.
 
-    Return whether nothing more was emitted before the end, the number of events dropped by then, and whether
-    all subscribers have ended.
+    Returns:
+        whether all queues were empty and no more events were emitted, the number of events that were dropped
+        up to that moment, and whether all subscribers have ended.
     """
     spare = min(SPARE_SECONDS, deadline.seconds / 4)
 
     def emitted() -> int:
-        return sum(each.emitted for each in background.subscribers)
+        return sum(subscriber.emitted for subscriber in background.subscribers)
 
     reserve = 2 * spare + _less_for_vain_waits(subscribers, deadline.seconds)
     quiet = _flush_until_quiet(background, deadline, emitted, reserve)
     while not quiet and deadline.extend():
         quiet = _flush_until_quiet(background, deadline, emitted, 2 * spare)
     dropped = _dropped(subscribers)
-    last = {each for kind in (HandlerFailed, EventsDropped) for each in background.listening.get(kind, ())}
-    ended = _end([each for each in subscribers if each not in last], deadline, spare)
-    for each in subscribers:
-        end_filter_call(each)
+    health_events = (HandlerFailed, EventsDropped)
+    last = {each for event_type in health_events for each in background.listening.get(event_type, ())}
+    ended = _end([subscriber for subscriber in subscribers if subscriber not in last], deadline, spare)
+    for subscriber in subscribers:
+        end_filter_call(subscriber)
     background.health.report_drops(subscribers)
     _flush_each(background, last, deadline, calls=False, reserve=spare / 2)
-    background.reports = False  # else the last to end would count those about each other's ends as dropped
-    return quiet, dropped, _end([each for each in subscribers if each in last], deadline, 0.0) and ended
+    background.reports = False  # a subscriber that has ended would only count later reports as dropped
+    last_ended = _end([subscriber for subscriber in subscribers if subscriber in last], deadline, 0.0)
+    return quiet, dropped, last_ended and ended
 
 
 def _dropped(subscribers: Iterable[Subscriber]) -> int:
-    return sum(each.account.dropped for each in subscribers)
+    """Return the number of events that the subscribers have dropped."""
+    return sum(subscriber.account.dropped for subscriber in subscribers)
 
 
 def _less_for_vain_waits(subscribers: Iterable[Subscriber], timeout: float) -> float:
-    """Return the seconds less to wait because a flush has waited in vain for the current delivery.
+    """Return the seconds by which a close waits less for deliveries for which a flush has waited in vain.
 
-    At least `GRACE_SECONDS` are left, so the result is negative for a shorter timeout.
+    It still waits `GRACE_SECONDS`, so the result is negative for a shorter timeout.
     """
     longest = max(map(waited, subscribers), default=0.0)
     return timeout - max(GRACE_SECONDS, timeout - longest) if longest else 0.0
 
 
 def _end(subscribers: list[Subscriber], deadline: Deadline, reserve: float) -> bool:
-    """End each queue once it is empty; return False if a queue has not ended by its deadline."""
-    for each in subscribers:
-        each.request_close()
-    ended = True
-    for each in subscribers:
-        if each.runner.blocked_by_caller:
-            ended = ended and not each.queued
+    """Ask each subscriber to end once its queue is empty; return False if one has not ended in time.
+
+    Args:
+        reserve: the seconds before the deadline at which the wait ends.
+    """
+    for subscriber in subscribers:
+        subscriber.request_close()
+    all_ended = True
+    for subscriber in subscribers:
+        if subscriber.runner.blocked_by_caller:
+            all_ended = all_ended and not subscriber.queued
             continue
-        with waiting("background", each.name):
-            ended = _wait_closed(each, deadline, reserve) and ended
-    return ended
+        with waiting("background", subscriber.name):
+            all_ended = _wait_closed(subscriber, deadline, reserve) and all_ended
+    return all_ended
 
 
 def _wait_closed(subscriber: Subscriber, deadline: Deadline, reserve: float) -> bool:
-    """Wait until a subscriber has ended; return False if it makes no progress at the deadline."""
+    """Wait until a subscriber has ended; return False if it has not at the deadline and makes no progress."""
     less = reserve + _less_for_vain_waits([subscriber], deadline.seconds)
-    if deadline.moved:  # then what the delivery has taken so far is no reason to wait less
+    if deadline.moved:  # the subscriber has made progress since the flush waited in vain
         less = min(less, reserve)
     while not subscriber.wait_closed(min(SLICE_SECONDS, deadline.left(less))):
         if deadline.left(less):
@@ -305,49 +316,57 @@ def _wait_closed(subscriber: Subscriber, deadline: Deadline, reserve: float) -> 
 
 
 def _join_threads(background: Background) -> None:
-    """Wait until the threads that were asked to end have ended."""
+    """Wait until the threads that were asked to end have ended, at most `JOIN_SECONDS`."""
     if on_background_thread():
         return
-    ended = [each.runner.thread for each in background.subscribers if each.closed.is_set()]
-    until = monotonic() + JOIN_SECONDS
+    threads = [each.runner.thread for each in background.subscribers if each.closed.is_set()]
+    deadline = monotonic() + JOIN_SECONDS
     with waiting("background", "the end of its threads"):
-        for thread in (*ended, background.thread, getattr(background.coroutines, "thread", None)):
+        for thread in (*threads, background.thread, getattr(background.coroutines, "thread", None)):
             if thread is not None and thread.is_alive():
-                thread.join(max(0.0, until - monotonic()))
+                thread.join(max(0.0, deadline - monotonic()))
 
 
 # --- the log -----------------------------------------------------------------------------------------------
 
 
 def _remedy(command: str, answers: set[bool | None]) -> str:
-    """Return what the command does with the kept events; "" without any, or without a command."""
+    """Return a text that says what a command does with the stored events; "" without a command or events.
+
+    Args:
+        answers: the results of `save_undelivered` for each subscriber.
+    """
     texts = {True: "delivers", False: "says how to deliver"}
-    done = " or ".join(text for answer, text in texts.items() if answer in answers)
-    return f"`{command}` {done} them" if done and command else ""
+    verbs = " or ".join(text for answer, text in texts.items() if answer in answers)
+    return f"`{command}` {verbs} them" if verbs and command else ""
 
 
 def _undelivered(
     background: Background, subscribers: list[Subscriber], remedy: str, *, quiet: bool, advises: bool
 ) -> str:
     """Describe the undelivered events, except those that a flush at the end of a run has logged."""
-    every = _with_left(subscribers)
-    left = [each for each in every if each.emitted != background.logged.get(each, -1)]
-    if every and not left:
+    incomplete = _incomplete(subscribers)
+    not_logged = [each for each in incomplete if each.emitted != background.logged.get(each, -1)]
+    if incomplete and not not_logged:
         return ""
-    if not (quiet or left):
+    if not (quiet or not_logged):
         return (
             "that had not reached their subscribers by then were dropped: subscribers or other threads went "
             "on emitting"
         )
-    text = ". ".join(filter(None, (_names(left) or "none", advice(left) if advises else "", remedy)))
-    return f"left undelivered: {text}"
+    names, help_text = _names(not_logged) or "none", advice(not_logged) if advises else ""
+    return f"left undelivered: {'. '.join(filter(None, (names, help_text, remedy)))}"
 
 
-def _with_left(subscribers: Iterable[Subscriber]) -> list[Subscriber]:
+def _incomplete(subscribers: Iterable[Subscriber]) -> list[Subscriber]:
+    """Return the subscribers that have undelivered events, or have not ended."""
     return [each for each in subscribers if each.queued or stuck(each) or each.left_in]
 
 
 def _names(subscribers: list[Subscriber]) -> str:
     """List the subscribers, their numbers of undelivered events, and the calls in which they are stuck."""
-    states = {each: stuck(each) or each.left_in for each in subscribers}
-    return ", ".join(f"{each.name} ({each.queued}){text and f', {text}'}" for each, text in states.items())
+    states = {subscriber: stuck(subscriber) or subscriber.left_in for subscriber in subscribers}
+    return ", ".join(
+        f"{subscriber.name} ({subscriber.queued}){f', {state}' if state else ''}"
+        for subscriber, state in states.items()
+    )

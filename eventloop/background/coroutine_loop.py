@@ -30,20 +30,25 @@ class CoroutineLoop:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Wait until the event loop runs, and return it."""
+        """Wait until the event loop runs, and return it.
+
+        Raises:
+            RuntimeError: it could not be started.
+        """
         self._began.wait()
         if self._loop is None:
             raise RuntimeError(f"the background loop could not be started: {self._refusal!r}")
         return self._loop
 
     def _run(self) -> None:
+        """Run the event loop until `stop`, and keep the error if it cannot be started."""
         try:
             anyio.run(self._main)
         except BaseException as error:
             if self._loop is None:
-                self._refusal = error  # for example: no file descriptor is left
+                self._refusal = error  # for example, no file descriptor is free
                 return
-            # a SystemExit of a task that a subscriber has created ends any loop
+            # asyncio ends a loop if a task, which a subscriber may have created, raises a SystemExit
             logger.error("the event loop of all coroutine subscribers was ended", exc_info=error)
         finally:
             self._began.set()

@@ -1,7 +1,7 @@
-"""Report failures, drops and slow handlers as events.
+"""Report failures, dropped events and slow handlers as health events.
 
 Background subscribers receive these events at once. Synchronous handlers receive them when the training
-thread polls.
+thread calls `Bus.poll`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 MAIL_LIMIT = 1024
-"""The largest number of events and errors kept for a training thread that does not poll.
+"""The largest number of events, and of errors, that are kept for the next `Bus.poll`.
 
-The account of the subscriber counts each of them as well.
+None is lost unseen if there are more, because the counts of the subscriber include each of them.
 """
 
 
 class Health:
-    """Report failures and drops: at once to background subscribers, through `mail` to synchronous handlers.
+    """Report failures and dropped events to the subscribers to health events.
 
     Args:
-        route: puts an event into the queues of its subscribers, except of the given one; called from any
-            thread.
+        route: appends an event to the queues of its background subscribers, except of the given subscriber;
+            called from any thread.
+
+    Attributes:
+        mail: the events for synchronous handlers, until the next `Bus.poll`.
+        errors: the errors that `Bus.poll` raises, of subscribers with `on_error="raise"`.
+        mail_types: the types of health events that have synchronous handlers.
+        latest: the last event of each type.
     """
 
     def __init__(self, route: Callable[[Event, Subscriber | None], None]) -> None:
@@ -44,44 +50,55 @@ class Health:
     def report(
         self, subscriber: Subscriber, error: BaseException, item: Delivery | None, cost: float
     ) -> None:
-        """Report one failure to every subscriber except the failed one."""
-        items = item if isinstance(item, list) else [] if item is None else [item]
+        """Report a failure of a subscriber by a `handler_failed` event, which it does not receive itself.
+
+        Args:
+            subscriber: the subscriber that has failed.
+            error: the error that it raised.
+            item: the event or batch of the failed delivery; None for a callback.
+            cost: the seconds of the delivery.
+        """
+        events: list[Event] = []
+        if item is not None:
+            events = item if isinstance(item, list) else [item]
         if subscriber.options.on_error == "raise":
-            if items:
-                error.add_note(_place_of(subscriber, items))
+            if events:
+                error.add_note(_place_of(subscriber, events))
             self.errors.append(error)
-        text = error_text(error)
-        event = HandlerFailed(
+        report = HandlerFailed(
             handler=subscriber.name,
-            error=text,
+            error=error_text(error),
             count=max(1, subscriber.account.failed),
             cost=cost,
             logged=logged_itself(error),
         )
-        # a failure on a report goes to `mail` only: two such subscribers would report each other forever
-        self._publish(event, subscriber, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))
+        # Not to background subscribers if the delivery was itself such a report: two subscribers that fail
+        # would receive reports about each other forever.
+        is_about_report = any(isinstance(event, HandlerFailed) for event in events)
+        self._publish(report, subscriber, by_mail_only=is_about_report)
 
     def report_drops(self, subscribers: Iterable[Subscriber], every_seconds: float = 0.0) -> bool:
-        """Report the events dropped since the last report; return whether there were any.
+        """Report the events that were dropped since the last report; return whether there were any.
 
         Args:
-            subscribers: the queues to report on.
+            subscribers: the subscribers to report on.
             every_seconds: the least time between two reports on one subscriber.
         """
-        now, told = perf_counter(), False
+        now, has_reported = perf_counter(), False
         for subscriber in subscribers:
             if count := subscriber.new_drops(now, every_seconds):
                 self._publish(EventsDropped(handler=subscriber.name, count=count))
-                told = True
-        return told
+                has_reported = True
+        return has_reported
 
     def report_slow(self, name: str, event: str, budget: float, p99: float, calls: int) -> None:
-        """Report a handler whose p99 exceeds its budget.
+        """Log and report a handler whose calls exceed its budget.
 
         Args:
             name, event: the names of the handler and of its event.
-            budget, p99: in seconds.
-            calls: the number of calls from which the p99 was computed.
+            budget: the budget in seconds.
+            p99: the 99th percentile of the calls in seconds.
+            calls: the number of calls from which `p99` was computed.
         """
         logger.warning(
             "handler %s exceeds its budget_us=%g on %s: the p99 of its calls is %s us (of %d); the event "
@@ -95,6 +112,7 @@ class Health:
         self._publish(SlowHandler(handler=name, count=calls, cost=p99))
 
     def _publish(self, event: Event, about: Subscriber | None = None, *, by_mail_only: bool = False) -> None:
+        """Send an event to synchronous handlers by `mail`, and to background subscribers except `about`."""
         self.latest[type(event)] = event
         if type(event) in self.mail_types:
             self.mail.append(event)

@@ -1,6 +1,6 @@
-"""Extend the wait of a flush or close while subscribers make progress; shorten it after a signal.
+"""Extend the wait of a flush or close while subscribers make progress, and shorten it after a signal.
 
-A wait in which nothing is delivered and nothing is computed is not extended.
+Subscribers make progress if they deliver events or use CPU time.
 """
 
 from __future__ import annotations
@@ -19,45 +19,49 @@ logger = logging.getLogger("eventloop")
 LONGEST_WAIT = 10
 """The longest wait, extensions included, as a multiple of the bus's `drain_timeout`."""
 AFTER_SIGNAL = 0.2
-"""The wait after a signal has ended the run, as a share of `drain_timeout`: 2 s of 10.
+"""The wait after a signal has ended the run, as a part of `drain_timeout`: by default 2 s of 10 s.
 
-Whoever sends the signal often kills the process some seconds later, and checkpoints need time too.
+A job scheduler often kills the process some seconds after the signal, and checkpoints need time too.
 """
 
 
 def after_signal(drain_timeout: float, stopped_at: float | None) -> float:
-    """Return the seconds of a wait after a signal.
+    """Return the seconds that a flush or close waits after a signal.
 
-    What the end of the run has waited for before, such as saves, is subtracted, up to a half of the seconds:
-    the subscribers have delivered meanwhile.
+    The time since the signal, in which saves may have been waited for and subscribers could deliver, is
+    subtracted, but at least half of the seconds remain.
 
     Args:
         drain_timeout: the wait without a signal.
-        stopped_at: the `monotonic` time at which the signal stopped the loop of the run; None if it came
-            when the loop had ended.
+        stopped_at: the `monotonic` time at which the signal stopped the loop of the run; None if the signal
+            came after the loop.
     """
-    whole = AFTER_SIGNAL * drain_timeout
-    used = 0.0 if stopped_at is None else monotonic() - stopped_at
-    return max(whole / 2, whole - used)
+    seconds = AFTER_SIGNAL * drain_timeout
+    elapsed = 0.0 if stopped_at is None else monotonic() - stopped_at
+    return max(seconds / 2, seconds - elapsed)
 
 
 class Progress(NamedTuple):
-    """What was seen of a subscriber at one moment."""
+    """The state of a subscriber at one moment, from which later progress is computed."""
 
     queued: int
     handled: int
+    """The number of events that were delivered, failed or were dropped."""
     cpu_time: float
+    """The CPU time in seconds of its thread or process."""
     calling: bool
+    """Whether a delivery or a callback is under way."""
 
 
 class Deadline:
-    """The end of a wait. It moves while subscribers make progress, and nearer when a signal ends the run.
+    """The deadline of a wait, which is extended while subscribers make progress.
 
     Args:
-        seconds: the seconds until then, and of each extension.
-        subscribers: those to wait for.
-        allowed: returns whether there is time for an extension. When it becomes False during the wait, it
-            leaves `AFTER_SIGNAL` of the time. None means that the deadline does not move.
+        seconds: the seconds until the deadline, and of each extension.
+        subscribers: the subscribers that the caller waits for.
+        allowed: returns whether extensions are allowed. If the result becomes False during the wait, because
+            a signal ends the run, `AFTER_SIGNAL` of `seconds` are left from then on. None means that the
+            deadline never moves.
     """
 
     def __init__(
@@ -76,7 +80,7 @@ class Deadline:
         self._before = measure(subscribers) if self._extends else {}
 
     def left(self, reserve: float = 0.0) -> float:
-        """Return the seconds until `reserve` seconds before the end, at least 0.0."""
+        """Return the seconds until `reserve` seconds before the deadline, at least 0.0."""
         now = monotonic()
         if self._allowed is not None and not self._allowed():
             self._allowed = None
@@ -84,10 +88,11 @@ class Deadline:
         return max(0.0, self._until - reserve - now)
 
     def extend(self) -> bool:
-        """Move the end if subscribers make progress; return whether it has; no more after a False.
+        """Extend the deadline if subscribers make progress, and return whether it was extended.
 
-        They do as long as fewer events are left each time, or a subscriber computes in a delivery or callback
-        that has not returned, or in the start of its worker: on a busy machine these are slow, not stuck.
+        After a False it is never extended again. Subscribers make progress if fewer events are queued than
+        at the last call, or if one of them computes in a delivery, in a callback or at the start of its
+        worker process: on a busy machine such calls are slow, not stuck.
         """
         self._extends = self._extends and self.make_progress()
         if self._extends:
@@ -102,13 +107,13 @@ class Deadline:
         if now + self.seconds > self._latest or self._allowed is None or not self._allowed():
             return False
         computing = [each for each in after if _computes(before[each], after[each], elapsed)]
-        # the events of others, which have none left, are no reason to wait for a subscriber that hangs
-        fewer = sum(seen.queued for seen in after.values()) < sum(seen.queued for seen in before.values())
-        handled = any(seen.queued and seen.handled > before[each].handled for each, seen in after.items())
-        if not (computing or (fewer and handled)):
+        fewer = sum(state.queued for state in after.values()) < sum(state.queued for state in before.values())
+        # only subscribers that still have queued events count, because nobody waits for the others
+        delivers = any(state.queued and state.handled > before[each].handled for each, state in after.items())
+        if not (computing or (fewer and delivers)):
             return False
         texts = [_outlook(each, before[each], after[each], elapsed, each in computing) for each in after]
-        if any(texts):  # not if each queue that shrank is empty by now
+        if any(texts):
             logger.warning(
                 "waiting for background subscribers that make progress, at most %.0f s more: %s",
                 self._latest - now,
@@ -118,18 +123,23 @@ class Deadline:
 
 
 def measure(subscribers: Iterable[Subscriber]) -> dict[Subscriber, Progress]:
-    """Return the progress of each subscriber that can deliver while the calling thread waits."""
-    progress = {}
-    for each in subscribers:
-        if not each.runner.blocked_by_caller:
-            counts = each.counts
+    """Return the state of each subscriber that can deliver while the calling thread waits."""
+    states = {}
+    for subscriber in subscribers:
+        runner = subscriber.runner
+        if not runner.blocked_by_caller:
+            counts = subscriber.counts
             handled = counts.delivered + counts.failed + counts.dropped
-            progress[each] = Progress(counts.queued, handled, each.runner.cpu_time(), each.runner.calling)
-    return progress
+            states[subscriber] = Progress(counts.queued, handled, runner.cpu_time(), runner.calling)
+    return states
 
 
 def _computes(before: Progress, after: Progress, elapsed: float) -> bool:
-    """Return whether a subscriber has computed and has handled no event, which its queue would show."""
+    """Return whether a subscriber has used CPU time in a call, and has completed no event meanwhile.
+
+    Args:
+        elapsed: the seconds from `before` to `after`.
+    """
     if not (after.queued or after.calling) or after.handled != before.handled:
         return False
     return computes(before.cpu_time, after.cpu_time, elapsed)
@@ -138,24 +148,30 @@ def _computes(before: Progress, after: Progress, elapsed: float) -> bool:
 def _outlook(
     subscriber: Subscriber, before: Progress, after: Progress, elapsed: float, computes: bool
 ) -> str:
-    """Describe how many events a subscriber has left, and its progress; "" without any."""
-    left, rate = after.queued, (before.queued - after.queued) / elapsed
-    if left and rate > 0:
-        more = f"about {left / rate:,.0f} s more"
-        return f"{subscriber.name} has {left:,} left and delivers {rate:,.3g} a second: {more}"
-    return f"{subscriber.name} has {left:,} left, and {at_work(subscriber)}" if computes else ""
+    """Describe the queue of a subscriber and its progress; "" without queued events or progress.
+
+    Args:
+        elapsed: the seconds from `before` to `after`.
+        computes: whether the subscriber computes in a call that has not returned.
+    """
+    queued, rate = after.queued, (before.queued - after.queued) / elapsed
+    if queued and rate > 0:
+        remaining = f"about {queued / rate:,.0f} s more"
+        return f"{subscriber.name} has {queued:,} left and delivers {rate:,.3g} a second: {remaining}"
+    return f"{subscriber.name} has {queued:,} left, and {at_work(subscriber)}" if computes else ""
 
 
 def advice(subscribers: Iterable[Subscriber]) -> str:
-    """Return advice on slow subscribers, as a sentence; "" if all are stuck or have empty queues."""
-    slow = [each for each in subscribers if each.queued and not stuck(each)]
+    """Return advice for slow subscribers as a sentence; "" if all are stuck or have empty queues."""
+    slow = [subscriber for subscriber in subscribers if subscriber.queued and not stuck(subscriber)]
     if not slow:
         return ""
-    less = ["every= or when="]
-    if not all(each.options.most for each in slow):
-        less.insert(0, "batch=True")
-    if any(each.runner.runs_on == "thread" for each in slow):
-        less.insert(0, 'offload="process"')
+    options = ["every= or when="]
+    if not all(subscriber.options.most for subscriber in slow):
+        options.insert(0, "batch=True")
+    if any(subscriber.runner.runs_on == "thread" for subscriber in slow):
+        options.insert(0, 'offload="process"')
     return (
-        f"Give them more time with Trainer(bus=Bus(drain_timeout=...)), or less to do with {', '.join(less)}"
+        "Give them more time with Trainer(bus=Bus(drain_timeout=...)), or less to do with "
+        f"{', '.join(options)}"
     )

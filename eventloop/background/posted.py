@@ -1,4 +1,4 @@
-"""Hold a `Deferred` object until its events can be created, and their places in the queues."""
+"""Define a `Deferred` object that was posted, with the placeholders for its events in the queues."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from eventloop.util.waiting import Latch
 
 
 class Posted:
-    """A `Deferred` object, and the places that the queues of its subscribers keep for its events."""
+    """A `Deferred` object that was posted, and a placeholder for its events in each subscriber's queue."""
 
-    def __init__(self, deferred: Deferred, places: list[tuple[Subscriber, Pending]]) -> None:
+    def __init__(self, deferred: Deferred, placeholders: list[tuple[Subscriber, Pending]]) -> None:
         self.deferred = deferred
         self.made = Latch()
-        """Set once the events are in their places."""
-        self._places = places
+        """Set once the events are created and in the queues, or could not be created."""
+        self._placeholders = placeholders
 
     def fill(self, events: list[Event]) -> None:
-        """Put the events in their places."""
-        for subscriber, pending in self._places:
+        """Put the events in place of the placeholders."""
+        for subscriber, pending in self._placeholders:
             subscriber.inbox.fill(pending, events)
 
     def drop(self) -> None:
-        """Empty the places, because the events cannot be created, and count one of each type as dropped."""
+        """Remove the placeholders, and count one event of each type as dropped: none could be created."""
         self.fill([])
-        for subscriber, pending in self._places:
+        for subscriber, pending in self._placeholders:
             subscriber.inbox.drop_each(pending.types)

@@ -1,4 +1,4 @@
-"""Mark the threads that the background runs, by which a call from one of them is recognised."""
+"""Define the class of the threads that the background runs, so that a call on one of them is recognised."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 
 
 class BackgroundThread(threading.Thread):
-    """A thread of a subscriber, or of the keeper that supervises the queues; daemonic."""
+    """A daemon thread of a subscriber, or the thread that supervises the queues."""
 
 
 def on_background_thread() -> bool:
-    """Return whether the calling thread is a `BackgroundThread`, whatever its name.
+    """Return whether the calling thread is a `BackgroundThread`.
 
-    Such a thread must not wait for the background, which would wait for it.
+    Such a thread must not wait for the background, which may be waiting for this thread.
     """
     return isinstance(threading.current_thread(), BackgroundThread)

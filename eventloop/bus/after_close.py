@@ -13,13 +13,16 @@ logger = logging.getLogger("eventloop")
 
 
 class AfterClose:
-    """Count events of a closed bus as dropped in place of queuing them, and warn about the first one."""
+    """Count events that are emitted on a closed bus as dropped, and log a warning about the first one."""
 
     def __init__(self) -> None:
         self._warned = False
 
     def refuse_posted(self, subscribers: Iterable[Subscriber], event_types: Iterable[type[Event]]) -> None:
-        """Count one event of each type of a `Deferred` object as dropped, because the bus is closed."""
+        """Count one event of each given type as dropped for each of its subscribers.
+
+        The types are those of a `Deferred` object that was posted to the closed bus.
+        """
         for event_type in event_types:
             for subscriber in subscribers:
                 if event_type in subscriber.inbox.routes:
@@ -27,12 +30,13 @@ class AfterClose:
                     self._warn_once(event_type, subscriber.name)
 
     def refuse(self, subscriber: Subscriber, event: Event) -> None:
-        """Count an event of a closed bus as dropped if the subscriber's filters let it pass."""
+        """Count an event as dropped for a subscriber, if it passes the subscriber's filters."""
         if _passes(subscriber, event):
             subscriber.inbox.drop_each([type(event)])
             self._warn_once(type(event), subscriber.name)
 
     def _warn_once(self, event_type: type[Event], name: str) -> None:
+        """Log a warning about the first event; `name` is that of a subscriber that misses it."""
         if not self._warned:
             self._warned = True
             logger.warning(
@@ -44,13 +48,14 @@ class AfterClose:
 
 
 def _passes(subscriber: Subscriber, event: Event) -> bool:
-    """Return whether an event passes the filters, except a `when=` whose last call has not returned."""
-    route, running = (
-        subscriber.inbox.routes[type(event)],
-        subscriber.filter is not None and subscriber.filter.call,
-    )
-    tests = [route.early] if running else [route.early, route.late]
+    """Return whether an event passes the filters of a subscriber; True if a filter raises an error.
+
+    If an earlier call of `when=` has not returned, it is not called again, and the event passes it.
+    """
+    route = subscriber.inbox.routes[type(event)]
+    when_is_running = subscriber.filter is not None and subscriber.filter.call
+    filters = [route.early] if when_is_running else [route.early, route.late]
     try:
-        return all(test is None or test(event) for test in tests)
+        return all(passes is None or passes(event) for passes in filters)
     except Exception:
         return True

@@ -8,8 +8,8 @@
     @bus.on(AfterValEpoch)
     async def post_to_slack(event): ...
 
-A plain function runs at once on the emitting thread, in priority order; a coroutine function, or a function
-with `offload="thread"` or `"process"`, runs in the background and never holds up an emit.
+A plain function runs at once on the emitting thread, in priority order. A coroutine function, or a function
+with `offload="thread"` or `"process"`, runs in the background, and an emit does not wait for it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Bus:
     Args:
         drain_timeout: seconds that `flush` and `close` wait for background subscribers if they are called
             without a timeout, as at the end of a `with` block or a run. While subscribers deliver or compute,
-            the wait is repeated, up to ten times this long in total. At interpreter exit there is only one
-            wait, and in a run that a signal ends only one of a fifth of this length, which saves may halve.
+            the wait is repeated, up to ten times this long in total. At interpreter exit it is not repeated.
+            If a signal ends the run, the wait is a fifth of this, or a tenth after a long wait for saves.
 
     Raises:
         TypeError, ValueError: `drain_timeout` is not a number, or below 0.
@@ -80,7 +80,7 @@ class Bus:
         self.for_runs = False
         """True for a trainer's bus: after a close, the next run or background subscription reopens it."""
         self.begins_in_forks = False
-        """True for a bridge's bus: a process forked before the first run keeps the subscribers for a run."""
+        """True for a bridge's bus: a process that is forked before the first run keeps the subscribers."""
         self.overtime = True  # False once a signal ends the run: waits are shorter, and never extended
         self.stopped_at: float | None = None  # the `monotonic` time at which a signal stopped the run's loop
         self._background = Background()
@@ -89,8 +89,8 @@ class Bus:
         self._wanted = self._subscribers.wanted
         self.health = self._background.health
         """The health events and errors of background subscribers, which `poll` handles."""
-        self._recording: ref[Recording] | None = None  # held by the background until it is finished
-        self._module_subscriptions: WeakSet[ModuleSubscription] = WeakSet()  # their handlers hold them
+        self._recording: ref[Recording] | None = None  # weak: the background refers to it until its end
+        self._module_subscriptions: WeakSet[ModuleSubscription] = WeakSet()  # their handlers refer to them
         watch(self, self._background)
 
     # --- subscribing ---------------------------------------------------------------------------------------
@@ -114,16 +114,16 @@ class Bus:
         budget_us: float | None = None,
         loop: AbstractEventLoop | None = None,
     ) -> Callable[[F], F]:
-        """Subscribe the decorated function and return it unchanged; see `subscribe` for the arguments.
+        """Subscribe the decorated function and return it unchanged; `subscribe` explains the arguments.
 
-        A coroutine function runs on the bus's event loop in the background, or with `loop=` on the caller's.
+        A coroutine function runs on the bus's event loop in the background, or on the given `loop`.
         """
         refuse_functions(events)
 
         def decorate(fn: F) -> F:
             background = SubscriberOptions(queue, overflow, on_error, stall_timeout, batch)
-            chosen = priority, every, start, once, when, name, offload, budget_us, loop
-            self._subscribe(fn, events, Options.checked(fn, *chosen, background))
+            arguments = priority, every, start, once, when, name, offload, budget_us, loop
+            self._subscribe(fn, events, Options.checked(fn, *arguments, background))
             return fn
 
         return decorate
@@ -156,7 +156,7 @@ class Bus:
 
         Args:
             fn: `(trainer, event)` or `(event)`; in the background only `(event)`.
-            events: names, classes, or "*" for all events (for a sync handler all but background-born events).
+            events: names, classes, or "*" for all events (for a sync handler all that no background creates).
             priority: of a sync handler: a `Priority`, its name, or 0..100; lower first, ties as registered.
             every, start: call `fn` when the event's counter `c` has `c > start and (c - start) % every == 0`.
             once: call `fn` a single time, then unsubscribe it.
@@ -169,10 +169,10 @@ class Bus:
             queue, overflow: number of events that may wait for a background subscriber, and the policy beyond
                 it: "spill" (to temporary files of at most 1 GiB), "drop_oldest", "drop_newest", "latest"
                 (keep one), or "block" (the emitting thread waits). The emitting thread appends to a list, and
-                5 times a second the subscriber is woken and applies the policy to it. So with a policy that
-                drops, a queue with less room than the events of 0.2 s drops, however fast the subscriber is.
-                A spilling subscriber that delivers takes events from the list as it goes. The list holds
-                1,048,576 events; the oldest beyond are dropped and counted.
+                the policy is applied to the list 5 times a second. So with a policy that drops, the queue
+                needs room for the events of 0.2 s, however fast the subscriber is, or it drops some. With
+                "spill" a subscriber that delivers takes events from the list all the time. The list holds at
+                most 1,048,576 events; beyond that the oldest are dropped and counted.
             on_error: reaction to an error of a background subscriber: "disable" it, "log" and go on, or
                 "raise" the error on the training thread at the next iteration boundary.
             stall_timeout: seconds until a delivery, `on_flush`, `on_close` or `when` disables the subscriber.
@@ -185,8 +185,8 @@ class Bus:
                 reaches a training there: call `trainer.stop(reason)` when the task is cancelled. Events left
                 when the loop ends count as failed or dropped.
             on_flush, on_close: called on the background subscriber's own thread at a flush and a close.
-            linger: seconds from one delivery to the next, in which events gather, for a destination whose
-                calls cost much. A flush or close waits for none.
+            linger: the least seconds from one delivery to the next, so that a delivery has more events, for a
+                destination whose calls cost much. A flush or close does not wait for them.
             timed: with `batch`, deliver `list[Timed]`: events with the Unix times of their emits.
 
         Raises:
@@ -196,8 +196,8 @@ class Bus:
         background = SubscriberOptions(
             queue, overflow, on_error, stall_timeout, batch, on_flush, on_close, linger, timed
         )
-        chosen = priority, every, start, once, when, name, offload, budget_us, loop
-        return self._subscribe(fn, events, Options.checked(fn, *chosen, background))
+        arguments = priority, every, start, once, when, name, offload, budget_us, loop
+        return self._subscribe(fn, events, Options.checked(fn, *arguments, background))
 
     def off(self, fn: Callable[..., Any]) -> None:
         """Cancel every subscription of `fn`.
@@ -205,15 +205,15 @@ class Bus:
         Raises:
             ValueError: `fn` has no subscription.
         """
-        modules = [found for found in self._module_subscriptions if found.active and found.fn == fn]
-        found: list[Subscription | ModuleSubscription] = [*self._subscribers.of(fn), *modules]
-        if not found:
+        of_modules = [each for each in self._module_subscriptions if each.active and each.fn == fn]
+        subscriptions: list[Subscription | ModuleSubscription] = [*self._subscribers.of(fn), *of_modules]
+        if not subscriptions:
             raise ValueError(f"{handler_name(fn)} is not subscribed to this bus")
-        for subscription in found:
+        for subscription in subscriptions:
             subscription.cancel()
 
     def exclude(self, events: Iterable[str | type[Event]], reason: str) -> None:
-        """Refuse subscriptions to events that are never emitted on this bus. The error gives `reason`.
+        """Refuse subscriptions to events that this bus never emits, with an error that has `reason`.
 
         Raises:
             ValueError: one of the events has a subscription already.
@@ -221,7 +221,7 @@ class Bus:
         self._subscribers.exclude({find_event(event): reason for event in events})
 
     def possible(self, events: Iterable[str | type[Event]]) -> list[str | type[Event]]:
-        """Return the given events that are not excluded by `exclude`; "*" is always returned."""
+        """Return those of the given events that `exclude` does not refuse; "*" is always among them."""
         return [each for each in events if each == "*" or find_event(each) not in self._subscribers.excluded]
 
     def on_module(
@@ -236,7 +236,7 @@ class Bus:
         """Register the decorated function as a PyTorch hook of some modules, and return it unchanged.
 
             @bus.on_module(model, "layers.*", "forward", every=500)
-            def look(module, inputs, outputs): ...
+            def log_outputs(module, inputs, outputs): ...
 
         `subscribe_module` explains the arguments.
         """
@@ -261,7 +261,7 @@ class Bus:
 
         `fn` takes `(module, inputs, outputs)` or `(name, module, inputs, outputs)`, and its result is
         ignored. In all other iterations the modules have no hooks. Compiled modules run eagerly in the chosen
-        iterations, because `torch.compile` calls no hooks.
+        iterations, because compiled code calls no hooks.
 
         Args:
             pattern: pattern of module names, or several: `*` within one part of a name, `**` for any number
@@ -280,16 +280,16 @@ class Bus:
     # --- emitting ------------------------------------------------------------------------------------------
 
     def emit(self, event: Event, trainer: Any = None) -> None:
-        """Run the event's sync handlers in order on this thread, and hand it to its background subscribers.
+        """Append an event to its background subscribers' queues, and run its sync handlers on this thread.
 
-        A background subscriber may emit too. In a forked process, such as a loader worker, the event reaches
-        no handler.
+        Background subscribers may call this too. In a forked process, such as a loader worker, the event
+        reaches no handler.
 
         Raises:
             TypeError: `event` is not an event.
             Exception: the error of a handler, with a note that names the handler.
         """
-        try:  # a plain dict: the interpreter's fast path for a look-up, which a subclass would lose
+        try:  # a plain dict, because Python looks up faster in it than in a subclass such as defaultdict
             dispatch = self._dispatch[type(event)]
         except KeyError:
             if not isinstance(event, Event):
@@ -307,13 +307,13 @@ class Bus:
             return self.signal(event_type).wanted
 
     def wanted(self, *event_types: type[Event]) -> Mapping[type[Event], bool]:
-        """Return a mapping with the results of `wants`, which the bus keeps up to date."""
+        """Return a mapping from event types to the results of `wants`, which the bus keeps up to date."""
         for event_type in event_types:
             self.signal(event_type)
         return self._wanted
 
     def latest(self, event: str | type[E]) -> E | None:
-        """Return the last emitted event of a type, or None. A trainer emits only events with subscribers."""
+        """Return the last emitted event of a type, or None. A trainer emits no event without a subscriber."""
         event_type: Any = find_event(event)
         if event_type in self._background.latest:
             return self._background.latest[event_type]  # type: ignore[return-value]
@@ -321,14 +321,14 @@ class Bus:
         return signal.latest if signal is not None else None  # type: ignore[return-value]
 
     def post(self, deferred: Deferred, *types: type[Event]) -> None:
-        """Post events of `types` that the background creates once their values have left the device."""
+        """Post an object that creates events of `types` in the background once its values are on the host."""
         if self._background.finished:
             self._subscribers.refuse_posted(types)
         else:
             self._background.post(deferred, types)
 
     def warm_up(self) -> None:
-        """Start the background thread now; otherwise the first posted event would wait some 50 ms for it."""
+        """Start the background thread now; its start would delay the first posted event by some 50 ms."""
         if not self.closed:
             self._background.start()
 
@@ -345,16 +345,16 @@ class Bus:
             raise self.health.errors.popleft()
 
     def deliver_mail(self, trainer: Any = None) -> None:
-        """Run the sync handlers of health events, without raising errors of subscribers as `poll` does.
+        """Run the sync handlers of health events; unlike `poll`, raise no errors of subscribers.
 
-        The end of a run calls this, because its `close` raises those errors.
+        It is called at the end of a run, where `close` raises these errors.
         """
         mail = self.health.mail
         while mail:
             event = mail.popleft()
             self.signal(type(event)).run_sync(event, trainer)
 
-    # --- looking -------------------------------------------------------------------------------------------
+    # --- inspecting ----------------------------------------------------------------------------------------
 
     def signal(self, event: str | type[Event]) -> EventSignal:
         """Return the blinker signal of an event.
@@ -370,7 +370,7 @@ class Bus:
 
     @property
     def failing(self) -> BaseException | None:
-        """The error of an earlier handler of the event that is being handled, if one has failed.
+        """The error of an earlier handler of the event that is being handled; None if all have succeeded.
 
         After an error, the remaining handlers of an `after_*` event still run: check this before a save.
         """
@@ -378,7 +378,7 @@ class Bus:
         return next((error for error in errors if error is not None), None)
 
     def stats(self) -> list[SubscriptionStats]:
-        """Return one record per subscription, in order of registration, exact up to this call."""
+        """Return one record per subscription, in order of registration; the counts are exact at this call."""
         return self._subscribers.stats()
 
     def handler_costs(self, wall: float = 0.0, trend: HandlerTrend | None = None) -> list[HandlerCost]:
@@ -393,7 +393,7 @@ class Bus:
         return plan_table(event_plans(self.plan))
 
     def capture(self, *events: str | type[Event]) -> AbstractContextManager[list[Event]]:
-        """Collect events within the block; events created in the background are added when it ends."""
+        """Collect the events emitted within the block in a list; add events of the background at its end."""
         return capture(self.subscribe, self.flush, events)
 
     def record(self, recorder: SpanRecorder) -> Recording:
@@ -409,8 +409,8 @@ class Bus:
         Raises:
             RuntimeError: another recorder is on the bus.
         """
-        former = None if self._recording is None else self._recording()
-        recording = begin_recording(recorder, self._subscribers, self._background, former)
+        previous = None if self._recording is None else self._recording()
+        recording = begin_recording(recorder, self._subscribers, self._background, previous)
         self._recording = ref(recording)
         return recording
 
@@ -422,14 +422,14 @@ class Bus:
         return self.drain_timeout if self.overtime else after_signal(self.drain_timeout, self.stopped_at)
 
     def flush(self, timeout: float | None = None) -> DrainReport:
-        """Wait until all events are delivered, also those that background subscribers emit.
+        """Wait until all events are delivered, also those that background subscribers emit meanwhile.
 
         Args:
             timeout: seconds to wait at most; None for `drain_timeout`, and longer while subscribers deliver
                 or compute.
 
         Raises:
-            RuntimeError: called from a background subscriber of any bus, which may wait for itself.
+            RuntimeError: a background subscriber of any bus calls this, which may wait for itself.
         """
         self._refuse_in_background("flush")
         if plan_file() is not None:  # a dry run delivers nothing
@@ -442,8 +442,8 @@ class Bus:
     def on_undelivered(self, store: StoreUndelivered, command: str = "") -> None:
         """Set a function that `close` calls with the events that it could not deliver.
 
-        An error of `store` is logged. The log names `command`, which delivers the events later where `store`
-        returns True, and else says how to deliver them.
+        An error of `store` is logged. The log names `command`. If `store` returns True, the command delivers
+        the events later; if not, the command says how to deliver them.
         """
         self._background.store_undelivered, self._background.replay_command = store, command
 
@@ -454,18 +454,18 @@ class Bus:
     def close(self, timeout: float | None = None) -> DrainReport:
         """Deliver all events, close the background subscribers, and stop the background thread.
 
-        Events that background subscribers emit during the close are delivered too; an endless emitter should
-        check `bus.closed`. Losses are logged. Sync handlers keep working. Events emitted later count as
-        dropped, until `reopen`. Closing again does nothing. A close that Ctrl-C interrupts is completed by
-        the next `close` or at interpreter exit. A second thread waits for the closing thread, within its own
-        `timeout`.
+        Events that background subscribers emit during the close are delivered too; a subscriber that always
+        emits should check `bus.closed`. Lost events are logged. Sync handlers keep working. Events emitted
+        later count as dropped, until `reopen`. Closing again does nothing. A close that Ctrl-C interrupts is
+        completed by the next `close` or at interpreter exit. If two threads call this, the second one waits
+        for the first, within its own `timeout`.
 
         Args:
             timeout: seconds to wait at most; None for `drain_timeout`, and longer while subscribers deliver
                 or compute. A delivery for which a flush has waited in vain gets only half a second.
 
         Raises:
-            RuntimeError: called from a background subscriber.
+            RuntimeError: a background subscriber calls this.
             Exception: the error of a subscriber with `on_error="raise"` that was not raised yet.
         """
         self._refuse_in_background("close")
@@ -476,16 +476,16 @@ class Bus:
         return report
 
     def end(self, timeout: float, *, overtime: bool = False) -> bool:
-        """Close the bus without a report, as at interpreter exit. Return whether everything was delivered.
+        """Close the bus as at interpreter exit, without a report; return whether all events were delivered.
 
         Args:
-            timeout: seconds to wait at most. A wait shorter than the default logs no advice on settings.
+            timeout: seconds to wait at most. If it is shorter than the default, no advice is logged.
             overtime: whether to extend the wait while subscribers make progress, until a signal ends the run.
         """
         self.closed, background = True, self._background  # another thread may reopen the bus meanwhile
         allowed = (lambda: self.overtime) if overtime else None
         complete = closing.close(background, timeout, allowed, advises=timeout >= self.patience)
-        if background.finished:  # else another thread is about to finish it, or the exit will
+        if background.finished:  # if not, another thread is closing it, or the interpreter's exit will
             unwatch(background)
             self._subscribers.refresh_routes()
         return complete
@@ -494,10 +494,10 @@ class Bus:
         """Deliver events to the subscribers again after a close, in the same order.
 
         A trainer that trains again calls this. On an open bus it does nothing. Filters, pauses and `once`
-        keep their state, and accounts continue; events that the close has left count as dropped. Every
-        background subscriber restarts, also disabled ones: a writer opens its files again. Subscribers that
-        are still in a delivery are waited for, `drain_timeout` seconds in all; then they get no more events,
-        and the log names them.
+        keep their state, and the counts of events continue; events that the close could not deliver count as
+        dropped. Every background subscriber restarts, also disabled ones: a writer opens its files again. If
+        a subscriber is still in a delivery, this waits, `drain_timeout` seconds for all. A subscriber that is
+        not ready then gets no more events, and the log names it.
 
         Raises:
             RuntimeError: called from a background subscriber, or in a forked process; another thread is still
@@ -506,7 +506,7 @@ class Bus:
         if not self.closed:
             return
         self._refuse_in_background("reopen")
-        self.end(self.drain_timeout)  # goes on with a close that a Ctrl-C has interrupted
+        self.end(self.drain_timeout)  # completes a close that a Ctrl-C has interrupted
         self._background.check_replaceable(self.drain_timeout)
         background = Background()
         background.start()
@@ -519,7 +519,7 @@ class Bus:
         self.closed = False
 
     def ending_run(self, ends: Callable[[], bool] = lambda: False) -> AbstractContextManager[None]:
-        """Let the caller log the lost events of the block, and end a flush in it once `ends()` is True."""
+        """Let the caller of the block log the lost events, and end a flush in it once `ends()` is True."""
         return self._background.ending_run(ends)
 
     def __enter__(self) -> Self:
@@ -530,10 +530,10 @@ class Bus:
     ) -> None:
         try:
             self.close()
-        except Exception as late:
+        except Exception as closing_error:
             if error is None:
                 raise
-            error.add_note(f"closing the bus then raised {late!r}")
+            error.add_note(f"closing the bus then raised {closing_error!r}")
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
@@ -544,19 +544,19 @@ class Bus:
     def become_inert(self) -> None:
         """Close the bus in a forked process, and drop every subscriber, so that nothing is written twice.
 
-        `begins_in_forks` keeps the subscribers of a bus that no trainer has had yet.
+        With `begins_in_forks` the subscribers are kept if no trainer has used the bus yet.
         """
-        self.closed, kept = True, self.begins_in_forks and not self.for_runs
-        self._background.become_inert(reopens=kept)
-        self._subscribers.drop_inherited(kept=kept)
+        self.closed, keeps = True, self.begins_in_forks and not self.for_runs
+        self._background.become_inert(reopens=keeps)
+        self._subscribers.drop_inherited(kept=keeps)
 
-    # --- inside --------------------------------------------------------------------------------------------
+    # --- private -------------------------------------------------------------------------------------------
 
     def _subscribe(
         self, fn: Callable[..., Any], events: tuple[str | type[Event], ...], options: Options
     ) -> Subscription:
         if self.closed and self.for_runs and (options.offload or is_coroutine_function(fn)):
-            self._subscribers.check(fn, events, options)
+            self._subscribers.check(fn, events, options)  # an error must not reopen the bus
             self.reopen()
         return self._subscribers.add(fn, events, options)
 

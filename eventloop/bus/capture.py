@@ -1,4 +1,4 @@
-"""Collect the events of a block in a list. `Bus.capture` uses this, mostly in tests."""
+"""Collect the events that are emitted within a `with` block, for `Bus.capture`, which tests use."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from eventloop.events.priority import Priority
 def capture(
     subscribe: Callable[..., Subscription], flush: Callable[[], object], events: tuple[str | type[Event], ...]
 ) -> Iterator[list[Event]]:
-    """Collect events within the block; events created in the background are added when it ends.
+    """Collect the events emitted within the block in a list; add events of the background when it ends.
 
     Args:
         subscribe, flush: methods of the bus.
         events: names, classes or "*", at least one.
     """
-    seen: list[Event] = []
-    types = [e if e == "*" else find_event(e) for e in events]
-    sync = [t for t in types if isinstance(t, str) or not t.background_born]
-    born = [t for t in types if not isinstance(t, str) and t.background_born]
+    collected: list[Event] = []
+    types = [event if event == "*" else find_event(event) for event in events]
+    background = [each for each in types if not isinstance(each, str) and each.background_born]
+    sync = [each for each in types if each not in background]
     with ExitStack() as subscriptions:
-        if sync or not born:
-            subscriptions.enter_context(subscribe(seen.append, *sync, priority=Priority.LOWEST))
-        if born:
-            subscriptions.enter_context(subscribe(seen.append, *born, offload="thread", overflow="block"))
+        if sync or not background:
+            subscriptions.enter_context(subscribe(collected.append, *sync, priority=Priority.LOWEST))
+        if background:
+            subscriptions.enter_context(
+                subscribe(collected.append, *background, offload="thread", overflow="block")
+            )
             subscriptions.callback(flush)
-        yield seen
+        yield collected

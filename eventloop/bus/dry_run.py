@@ -1,7 +1,8 @@
-"""Write the plan of a dry run at the point where its training would begin, and end the program there.
+"""Write the handlers of a program to a file where its training would begin, and end the program there.
 
-`Trainer.open_run` calls `stop_at_run`. A bus without a trainer stops the program at the first event that has
-a subscriber. If the program ends before that, the plans of all its buses are written.
+This is a dry run, as `eventloop plan` makes it. `Trainer.open_run` calls `stop_at_run`. A bus without a
+trainer ends the program at the first event that has a subscriber. If the program ends earlier, the handlers
+of all its buses are written.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class PlannedBus(Protocol):
-    """The parts of a bus from which a plan is made."""
+    """A bus with the methods that a dry run needs."""
 
     for_runs: bool
 
     def plan(self, event: type[Event]) -> list[PlanRow]:
-        """Return the handlers of an event."""
+        """Return the handlers of an event in their order."""
 
     def signal(self, event: type[Event]) -> Any:
-        """Return the signal of an event."""
+        """Return the `EventSignal` of an event."""
 
 
 class ProgramPlan(msgspec.Struct, frozen=True):
@@ -46,21 +47,21 @@ class ProgramPlan(msgspec.Struct, frozen=True):
     where: str
     """The file and line of the program, such as `train.py:31`; "" if unknown."""
     event: str
-    """The event that a bus without a trainer would have emitted; "" if a trainer's run would begin."""
+    """The name of the event that a bus without a trainer emitted; "" if a trainer's run would begin."""
     max_epochs: int | None
     max_iters: int | None
     buses: list[list[EventPlan]]
-    """The plan of the trainer's bus, or of each bus with handlers, in the order of their creation."""
+    """The handlers of the trainer's bus, or of each bus that has handlers, in the order of creation."""
 
 
 _buses: list[PlannedBus] = []
 
 
 class FirstEvent(dict[type[Event], Dispatch]):
-    """The dispatch table of a bus in a dry run: the first event with a subscriber ends the program.
+    """A bus's table of functions that dispatch events: in a dry run the first event ends the program.
 
-    A trainer's bus dispatches events as usual until the run begins, because handlers may change a checkpoint
-    that is loaded before the run.
+    Events without a subscriber do not. A trainer's bus dispatches events as usual until the run begins,
+    because handlers may change a checkpoint that is loaded before the run.
     """
 
     def __init__(self, bus: PlannedBus) -> None:
@@ -77,7 +78,7 @@ class FirstEvent(dict[type[Event], Dispatch]):
 
 
 def stop_at_run(bus: PlannedBus, max_epochs: int | None, max_iters: int | None) -> None:
-    """Write the plan of a trainer's bus and end the program, if this is a dry run.
+    """Write the handlers of a trainer's bus and end the program if this is a dry run, else do nothing.
 
     Raises:
         SystemExit: this is a dry run.
@@ -92,7 +93,7 @@ def _stop_at_event(event: Event, trainer: Any) -> NoReturn:
 
 def _stop(plan: ProgramPlan) -> NoReturn:
     _write(plan)
-    raise SystemExit(0)  # of this exact class, on which threading ends a thread silently
+    raise SystemExit(0)  # threading ends a thread without a message for this class, but not for a subclass
 
 
 def _write_at_exit() -> None:
@@ -100,7 +101,7 @@ def _write_at_exit() -> None:
 
 
 def _write(plan: ProgramPlan) -> None:
-    """Write the plan, unless a plan was written before, perhaps by another process of the program."""
+    """Write the plan, unless this or another process of the program has written one already."""
     path = plan_file()
     if path is not None:
         with suppress(FileExistsError), path.open("xb") as file:
@@ -112,7 +113,7 @@ def _plans() -> list[list[EventPlan]]:
 
 
 def _calling_line() -> str:
-    """Return file and line of the program's call into this package."""
+    """Return the file and line at which the program called eventloop, as "FILE:LINE"; "" if unknown."""
     for frame in reversed(traceback.extract_stack()):
         if not frame.filename.startswith((PACKAGE, "<")):
             return f"{frame.filename}:{frame.lineno}"

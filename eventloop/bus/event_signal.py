@@ -1,6 +1,6 @@
-"""Connect the handlers of one event type as a blinker signal that keeps their order.
+"""Connect the handlers of one event type as a blinker signal that calls them in priority order.
 
-A bus has one `EventSignal` for each event type. A signal may change on any thread; a plan never changes.
+A bus has one `EventSignal` for each event type. Any thread may connect and disconnect handlers.
 """
 
 from __future__ import annotations
@@ -32,20 +32,27 @@ Receiver = Callable[..., Any]
 F = TypeVar("F", bound=Receiver)
 
 _arrivals = count()
-"""The counter that numbers the handlers of all signals as they are connected; it breaks ties of priority."""
+"""The numbers of handlers in the order in which they are connected, which decides among equal priorities."""
 
 
 class EventSignal(blinker.Signal):
     """A blinker signal that compiles the handlers of one event into one function.
 
-    `connect`, `disconnect`, `connected_to`, `muted` and `send` work as in blinker, and keep the order.
-    Receivers are held strongly unless `weak=True` is given, because a lambda connected weakly is freed before
-    its first call. A receiver that was connected with `connect` is called as `receiver(sender, event=event)`
-    at NORMAL priority. The sender is the trainer that was passed to `emit`, or the bus without one.
+    `connect`, `disconnect`, `connected_to`, `muted` and `send` work as in blinker, and keep the order. Unlike
+    blinker, a signal refers to receivers strongly unless `weak=True` is given, because a lambda that is
+    connected weakly is freed before its first call. A receiver that was connected with `connect` is called as
+    `receiver(sender, event=event)` at NORMAL priority. The sender is the trainer that was passed to `emit`,
+    or the bus if none was passed.
 
-    `dispatch(event, trainer)` is the compiled plan. It is replaced and never changed, so a running emit keeps
-    its plan. It is compiled at the first emit after a change: between two emits there may be dozens of
-    changes, and most events of a bus are never emitted.
+    `dispatch(event, trainer)` calls the compiled function, the plan. A change of the handlers replaces the
+    plan, so that an emit under way completes with the old one. The new plan is compiled at the next emit,
+    because dozens of changes may come between two emits, and most events of a bus are never emitted.
+
+    Args:
+        event_type: the type of the event.
+        owner: the bus.
+        published: called when `dispatch` or `wanted` has changed.
+        housekeeping: called now and then on the emitting thread, to keep background queues bounded.
     """
 
     def __init__(
@@ -61,28 +68,33 @@ class EventSignal(blinker.Signal):
         self.name = event_name(event_type)
         self.closing = self.name.startswith("after_")
         self.failing: BaseException | None = None
-        self._emitted = 0  # number of events of all former plans
+        self._emitted = 0  # the number of events that earlier plans have dispatched
         self._owner = owner
         self._published = published
         self._housekeeping = housekeeping
         self._handlers: dict[Any, Handler] = {}
         self._hand_overs: tuple[HandOver, ...] = ()
         self._timed_hand_overs: tuple[HandOver, ...] = ()
-        self._has_background = False  # whether the hand-overs lead to a background subscriber
-        self._mutes = 0
-        self._counted = 0  # number of events already included in the handlers' counts of calls
+        self._has_background = False  # whether the event has a background subscriber
+        self._mutes = 0  # the number of `muted()` blocks that are entered
+        self._counted = 0  # the number of events that the handlers' counts of calls include
         self._sampling = Sampling()
         self._recorder: SpanRecorder | None = None
-        self._plan: Plan | None = None  # None after a change, until the next emit
-        self._latest: Event | None = None  # the last event of the former plans
-        self._changes = 0
-        self._compiling = threading.RLock()  # reentrant: a weak receiver may be freed here
+        self._plan: Plan | None = None  # None from a change to the next emit
+        self._latest: Event | None = None  # the last event that an earlier plan has dispatched
+        self._changes = 0  # the number of changes so far
+        # reentrant, because a weak receiver may be freed, and so disconnected, while the lock is held
+        self._compiling = threading.RLock()
         self._changed()
 
     # --- what blinker users call ---------------------------------------------------------------------------
 
     def connect(self, receiver: F, sender: Any = ANY, weak: bool = False) -> F:
-        """Connect a receiver as in blinker. It is called as `receiver(sender, event=event)`."""
+        """Connect a receiver as in blinker; it is called as `receiver(sender, event=event)`.
+
+        Raises:
+            TypeError: the receiver is a coroutine function.
+        """
         if is_coroutine_function(receiver):
             raise TypeError(
                 f"{handler_name(receiver)} is a coroutine function: use bus.subscribe, which awaits it"
@@ -99,14 +111,14 @@ class EventSignal(blinker.Signal):
         return receiver
 
     def reconnect(self, handler: Handler) -> None:
-        """Connect a handler again at its former position in the order."""
+        """Connect a handler that was disconnected again, at its earlier position in the order."""
         order = handler.order
         self.connect(handler)
         handler.order = order
         self._changed()
 
     def _disconnect(self, receiver_id: Any, sender_id: Any) -> None:
-        # blinker calls this for every disconnect: explicit, of a freed weak receiver, and by connected_to
+        # blinker calls this for each disconnect, also of a weak receiver that is freed and by connected_to
         super()._disconnect(receiver_id, sender_id)
         if receiver_id not in self.receivers and self._handlers.pop(receiver_id, None) is not None:
             self._changed()
@@ -122,7 +134,7 @@ class EventSignal(blinker.Signal):
 
     @is_muted.setter
     def is_muted(self, muted: bool) -> None:
-        if not hasattr(self, "_mutes"):  # blinker's __init__ sets the flag before ours has run
+        if not hasattr(self, "_mutes"):  # blinker's __init__ sets `is_muted` before ours has set `_mutes`
             return
         self._mutes = max(0, self._mutes + (1 if muted else -1))
         self._changed()
@@ -130,12 +142,12 @@ class EventSignal(blinker.Signal):
     # --- what the bus calls --------------------------------------------------------------------------------
 
     def emit(self, event: Event, trainer: Any = None) -> None:
-        """Run every handler in order; compile the plan first if handlers have changed."""
+        """Dispatch an event to all handlers in order; compile the plan first if handlers have changed."""
         self._compiled().dispatch(event, trainer)
 
     @property
     def dispatch(self) -> Callable[[Event, Any], object]:
-        """The function that dispatches an event: the compiled plan, or `emit` until a plan is compiled."""
+        """The function that dispatches an event: the compiled one, or `emit` before it is compiled."""
         plan = self._plan
         return self.emit if plan is None else plan.dispatch
 
@@ -159,16 +171,16 @@ class EventSignal(blinker.Signal):
     @property
     def handlers(self) -> tuple[Handler, ...]:
         """The synchronous handlers, in the order they run."""
-        return tuple(sorted(self._handlers.values(), key=lambda h: (h.priority, h.order)))
+        return tuple(sorted(self._handlers.values(), key=lambda handler: (handler.priority, handler.order)))
 
     def hand_over_to(
         self, hand_overs: tuple[HandOver, ...], timed: tuple[HandOver, ...], *, has_background: bool
     ) -> None:
-        """Set the functions by which each emit puts its event into background queues, before handlers run.
+        """Set the functions that append each emitted event to the background queues, before handlers run.
 
         Args:
             hand_overs: the functions, one for each background subscriber.
-            timed: the functions that also note the time of the emit, for events whose wait is measured.
+            timed: functions that also store the time of the emit, for events whose wait is measured.
             has_background: False on a closed bus, where the functions only count the event as dropped.
         """
         if hand_overs != self._hand_overs:
@@ -177,7 +189,10 @@ class EventSignal(blinker.Signal):
             self._changed()
 
     def hand_over(self, event: Event) -> None:
-        """Count an event as emitted whose handlers `run_sync` has run, and put it into background queues."""
+        """Append an event to the background queues, and count it as emitted.
+
+        `run_sync` has run the event's synchronous handlers before.
+        """
         with self._compiling:
             self._changed()
             self._latest = event
@@ -187,7 +202,11 @@ class EventSignal(blinker.Signal):
             hand_over(event)
 
     def run_sync(self, event: Event, trainer: Any) -> None:
-        """Run only the synchronous handlers, for an event of the background, or of what may be refused."""
+        """Run the synchronous handlers of an event, and append it to no background queue.
+
+        Events that the background creates reach synchronous handlers in this way. An event that a handler may
+        still refuse reaches the background later, by `hand_over`.
+        """
         handlers = () if self.is_muted else self.handlers
         for index, handler in enumerate(handlers):
             try:
@@ -200,7 +219,7 @@ class EventSignal(blinker.Signal):
 
     def silence(self, *, kept: bool) -> None:
         """Disconnect all handlers and background subscribers in a forked process, unless they are `kept`."""
-        self._compiling = threading.RLock()  # another thread may have held it when the process was copied
+        self._compiling = threading.RLock()  # another thread may have held the lock at the fork
         if kept:
             return
         self._clear_state()
@@ -210,7 +229,7 @@ class EventSignal(blinker.Signal):
         self._changed()
 
     def record(self, recorder: SpanRecorder | None) -> None:
-        """Record spans with `recorder` from the next event on, or stop with None."""
+        """Record a span of each event and handler from now on; None stops the recording."""
         if recorder is not self._recorder:
             self._recorder = recorder
             self._changed()
@@ -224,39 +243,40 @@ class EventSignal(blinker.Signal):
     # --- the plan ------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Drop the plan, and add its calls to the counts of the signal and its handlers."""
+        """Drop the plan after a change, and add its calls to the counts of the signal and its handlers."""
         with self._compiling:
             self._changes += 1
-            old, self._plan = self._plan, None
+            dropped, self._plan = self._plan, None
             self._published(self)
-            if old is None:
+            if dropped is None:
                 return
-            self._latest = old.latest()
-            self._emitted = self._count(old)
+            self._latest = dropped.latest()
+            self._emitted = self._count(dropped)
 
     def _count(self, plan: Plan) -> int:
-        """Add the events since the last count to the calls of the plan's handlers; return the total count."""
+        """Count the events since the last call as calls of the handlers; return the number of all events."""
         count = plan.count()
-        ran, self._counted = count - self._counted, count
+        new_events, self._counted = count - self._counted, count
         for handler in plan.handlers:
-            if not handler.filtered:
-                handler.calls += ran
+            if not handler.filtered:  # a handler with a filter counts its calls itself
+                handler.calls += new_events
         return count
 
     def _compiled(self) -> Plan:
+        """Return the plan, and compile it if a change has dropped it."""
         if (plan := self._plan) is not None:
             return plan
-        with (
-            self._compiling
-        ):  # else a plan from before a change on another thread could be published after it
+        # With the lock, because a plan from before another thread's change must not replace the newer one.
+        with self._compiling:
             while (plan := self._plan) is None:
-                changes, made = self._changes, self._make_plan()
+                changes, new_plan = self._changes, self._make_plan()
                 if changes == self._changes:
-                    self._plan = made
+                    self._plan = new_plan
                     self._published(self)
             return plan
 
     def _make_plan(self) -> Plan:
+        """Compile the present handlers; a muted signal calls none of them."""
         muted = self.is_muted
         return Plan(
             self.name,
@@ -272,6 +292,7 @@ class EventSignal(blinker.Signal):
         )
 
     def _foreign(self, receiver: Receiver, receiver_id: Any, weak: bool) -> Handler:
+        """Return a handler that calls a receiver as blinker does: only for the senders it is connected to."""
         resolve = self.receivers[receiver_id] if weak else lambda: receiver
         senders = self._by_receiver[receiver_id]
 
@@ -284,15 +305,22 @@ class EventSignal(blinker.Signal):
         return Handler(call, "blinker", name=handler_name(receiver), priority=Priority.NORMAL)
 
     def _order_of(self, receiver: Receiver) -> tuple[int, int]:
+        """Return the sort key of a receiver: its priority, and its number in the order of connecting."""
         handler = self._handlers[make_id(receiver)]
         return handler.priority, handler.order
 
     def _on_failure(
         self, error: BaseException, handlers: tuple[Handler, ...], index: int, event: Event, trainer: Any
     ) -> bool:
-        """Name the failed handler in a note of its error.
+        """Add a note with the failed handler's name to its error; return whether the later handlers ran.
 
-        For an `after_*` event, which closes something, run the remaining handlers. Return whether they ran.
+        They run for an `after_*` event, because handlers may use it to close files and the like.
+
+        Args:
+            error: the error of the handler.
+            handlers: all handlers of the event, in their order.
+            index: the failed handler; -1 if no handler failed.
+            event, trainer: the arguments of the emit.
         """
         if not 0 <= index < len(handlers):
             return False
@@ -301,33 +329,35 @@ class EventSignal(blinker.Signal):
             return False
         self.failing = error
         try:
-            for i in range(index + 1, len(handlers)):
-                self._run_after(error, handlers, i, event, trainer)
+            for later in range(index + 1, len(handlers)):
+                self._run_after(error, handlers, later, event, trainer)
         finally:
             self.failing = None
         return True
 
     def _run_after(
-        self, first: Exception, handlers: tuple[Handler, ...], i: int, event: Event, trainer: Any
+        self, first_error: Exception, handlers: tuple[Handler, ...], index: int, event: Event, trainer: Any
     ) -> None:
+        """Run a handler after the error of an earlier one, to which an error of its own becomes a note."""
         try:
-            handlers[i].measure(event, trainer)
+            handlers[index].measure(event, trainer)
         except Exception as error:
-            error.add_note(_place_of(handlers, i, event))
-            first.add_note("then also failed:\n" + "".join(traceback.format_exception(error)))
-            logger.exception("handler %s failed while closing after another error", handlers[i].name)
+            error.add_note(_place_of(handlers, index, event))
+            first_error.add_note("then also failed:\n" + "".join(traceback.format_exception(error)))
+            logger.exception("handler %s failed while closing after another error", handlers[index].name)
 
 
 def _place_of(handlers: tuple[Handler, ...], index: int, event: Event) -> str:
+    """Return a note that names the handler, its priority, its place in the order and the event."""
     handler = handlers[index]
-    place = f"priority {handler.priority}, {index + 1} of {len(handlers)}"
-    return f"raised by handler {handler.name} ({place}) on {event!r}"
+    position = f"priority {handler.priority}, {index + 1} of {len(handlers)}"
+    return f"raised by handler {handler.name} ({position}) on {event!r}"
 
 
 def _refuse_other_config(event_type: type[Event]) -> None:
-    """Refuse an event class declared with msgspec options that events cannot have.
+    """Raise TypeError for an event class with options of msgspec that events cannot have.
 
-    msgspec sets these options only after the class is declared.
+    The class itself cannot be checked when it is declared, because msgspec sets these options afterwards.
     """
     name, config = event_type.__name__, event_type.__struct_config__
     if not config.frozen:

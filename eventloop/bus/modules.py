@@ -1,7 +1,7 @@
 """Subscribe functions to the forward and backward passes of a model's modules, for `Bus.subscribe_module`.
 
-A permanent forward hook costs a Python call per module in every iteration. So these hooks are installed
-before the chosen iterations and removed after them.
+The functions are PyTorch hooks of the modules. A permanent hook would cost a Python call for each module in
+every iteration, so the hooks are installed before the chosen iterations and removed after them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ KINDS = ["forward", "backward"]
 
 
 class Eagerly:
-    """Run compiled models eagerly while there is a user, because compiled graphs do not call module hooks.
+    """Let compiled models run eagerly while subscriptions need it: compiled graphs call no module hooks.
 
-    Several users may overlap, and leave in any order. The setting is process-wide.
+    Several subscriptions may need it at once. The setting applies to the whole process.
     """
 
     def __init__(self) -> None:
@@ -38,13 +38,13 @@ class Eagerly:
         self._stance: AbstractContextManager[Any] | None = None
 
     def acquire(self, user: object) -> None:
-        """Run compiled models eagerly until `user` leaves."""
+        """Let compiled models run eagerly until `user` calls `release`."""
         if self._stance is None and "torch._dynamo" in sys.modules:
             self._stance = torch.compiler.set_stance("force_eager")
         self._users.add(user)
 
     def release(self, user: object) -> None:
-        """Run compiled models compiled again, unless there are other users; leaving again does nothing."""
+        """Let compiled models run compiled again, unless another user needs them eager."""
         self._users.discard(user)
         if not self._users and self._stance is not None:
             self._stance.__exit__(None, None, None)
@@ -52,11 +52,14 @@ class Eagerly:
 
 
 eagerly = Eagerly()
-"""The only instance of Eagerly, because the setting of `torch.compiler` is that of the whole process."""
+"""The only instance of `Eagerly`, because the setting of `torch.compiler` applies to the whole process."""
 
 
 class ModuleSubscription:
-    """A function that modules of a model call. As a context manager it cancels itself at the end."""
+    """The subscription of a function that some modules of a model call as a hook.
+
+    As a context manager it cancels itself at the end of the block.
+    """
 
     def __init__(
         self,
@@ -77,16 +80,16 @@ class ModuleSubscription:
         self._named = takes_name(fn, kind)
         self._handles: list[RemovableHandle] = []
         name = handler_name(fn)
-        # Installed at LOWEST, after handlers that may skip the iteration. Forward hooks are removed at the
-        # begin of after_train_iter, before PreciseBN runs forward passes; backward hooks at its end, because
-        # the optimizer hook runs the backward pass within it.
-        off = Priority.HIGHEST if kind == "forward" else Priority.LOWEST
+        # Module hooks are installed after the handlers that may skip the iteration. Forward hooks are removed
+        # at the begin of after_train_iter, before `PreciseBN` runs other forward passes. Backward hooks are
+        # removed at its end, because the optimizer hook runs the backward pass within it.
+        removal = Priority.HIGHEST if kind == "forward" else Priority.LOWEST
         self._subscriptions: list[Subscription] = [
             subscribe(
-                self._as(name, "on"), BeforeTrainIter, priority=Priority.LOWEST, every=every, start=start
+                self._switch(name, "on"), BeforeTrainIter, priority=Priority.LOWEST, every=every, start=start
             ),
-            subscribe(self._as(name, "off"), AfterTrainIter, priority=off, every=every, start=start),
-            subscribe(self._as(name, "off"), AfterTrain, priority=Priority.HIGHEST),
+            subscribe(self._switch(name, "off"), AfterTrainIter, priority=removal, every=every, start=start),
+            subscribe(self._switch(name, "off"), AfterTrain, priority=Priority.HIGHEST),
         ]
 
     @property
@@ -107,7 +110,7 @@ class ModuleSubscription:
         eagerly.release(self)
 
     def cancel(self) -> None:
-        """End the subscription. Cancelling again does nothing."""
+        """Remove the hooks, and end the subscription. Cancelling again does nothing."""
         self.remove()
         for subscription in self._subscriptions:
             subscription.cancel()
@@ -124,25 +127,31 @@ class ModuleSubscription:
         """False once the subscription is cancelled."""
         return bool(self._subscriptions)
 
-    def _as(self, name: str, what: Literal["on", "off"]) -> Callable[[Event], None]:
-        """Return `what` as a handler with the name of the user's function, for plans and tracebacks."""
+    def _switch(self, name: str, state: Literal["on", "off"]) -> Callable[[Event], None]:
+        """Return a handler that installs or removes the hooks.
+
+        Args:
+            name: the name of the user's function, which the handler has in plans and tracebacks.
+            state: "on" to install, "off" to remove.
+        """
 
         def switch(event: Event) -> None:
-            self.install() if what == "on" else self.remove()
+            self.install() if state == "on" else self.remove()
 
-        switch.__qualname__ = f"{name} ({what})"
+        switch.__qualname__ = f"{name} ({state})"
         return switch
 
     def _register(self, name: str, module: torch.nn.Module) -> RemovableHandle:
+        """Register a hook of a module that calls the user's function and ignores its result."""
         fn = self.fn
         if self._named:
 
-            def call(module: torch.nn.Module, given: Any, made: Any) -> None:
-                fn(name, module, given, made)
+            def call(module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+                fn(name, module, inputs, outputs)
         else:
 
-            def call(module: torch.nn.Module, given: Any, made: Any) -> None:
-                fn(module, given, made)
+            def call(module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+                fn(module, inputs, outputs)
 
         if self._kind == "forward":
             return module.register_forward_hook(call)
@@ -154,6 +163,9 @@ def match_modules(model: torch.nn.Module, pattern: str | Sequence[str]) -> dict[
 
     `*` matches within one part of a name: "layers.*" matches "layers.0" but not "layers.0.norm". "**" matches
     any number of whole parts.
+
+    Raises:
+        ValueError: there is no pattern, or no module matches one of them.
     """
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     if not patterns:
@@ -161,22 +173,23 @@ def match_modules(model: torch.nn.Module, pattern: str | Sequence[str]) -> dict[
             f"no module is chosen: the pattern is {pattern!r}; pass the name of a module, a pattern such as "
             "'*', or several of them"
         )
-    names = {name: module for name, module in model.named_modules() if name}
-    found: dict[str, torch.nn.Module] = {}
-    for each in patterns:
-        own = {name: module for name, module in names.items() if _matches(name.split("."), each.split("."))}
-        if not own and not names:
+    modules = {name: module for name, module in model.named_modules() if name}
+    chosen: dict[str, torch.nn.Module] = {}
+    for one_pattern in patterns:
+        parts = one_pattern.split(".")
+        matches = {name: module for name, module in modules.items() if _matches(name.split("."), parts)}
+        if not matches:
+            reason = ": it contains no modules; pass the model that it is a part of"
             raise ValueError(
-                f"no module of {type(model).__name__} matches {each!r}: it contains no modules; pass the "
-                "model that it is a part of"
+                f"no module of {type(model).__name__} matches {one_pattern!r}"
+                f"{suggest(one_pattern, [*modules]) if modules else reason}"
             )
-        if not own:
-            raise ValueError(f"no module of {type(model).__name__} matches {each!r}{suggest(each, [*names])}")
-        found |= own
-    return found
+        chosen |= matches
+    return chosen
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return whether the parts of a name match the parts of a pattern."""
     if not pattern:
         return not parts
     if pattern[0] == "**":
@@ -185,13 +198,17 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def takes_name(fn: Callable[..., Any], kind: Kind) -> bool:
-    """Return whether the function's first argument is the module's name; refuse other signatures."""
+    """Return whether the function takes the module's name before the three arguments of a PyTorch hook.
+
+    Raises:
+        TypeError: the function has another signature, or is a coroutine function.
+    """
     if inspect.iscoroutinefunction(fn):
         raise TypeError(
             f"{handler_name(fn)} is a coroutine function: a module hook receives tensors and runs at once"
         )
     tensors = "inputs, outputs" if kind == "forward" else "grad_inputs, grad_outputs"
-    with suppress(ValueError):  # a builtin without a signature: PyTorch's own three arguments
+    with suppress(ValueError):  # a builtin function without a signature gets the three arguments
         signature = inspect.signature(fn)
         for count in (3, 4):
             with suppress(TypeError):

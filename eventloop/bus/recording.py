@@ -1,6 +1,6 @@
-"""Begin and end the recording of spans on a bus. `Bus.record` returns a `Recording`.
+"""Record spans of the events, handlers and deliveries of a bus. `Bus.record` returns a `Recording`.
 
-A recording ends at once for the emitting threads, and a little later for background subscribers.
+When it is stopped, synchronous handlers are no longer recorded, and background subscribers a little longer.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from eventloop.costs.spans import SpanRecorder
 from eventloop.util.waiting import Latch
 
 LINGER_SECONDS = 2.0
-"""The longest time in seconds for which events emitted before `stop` are still recorded in the background."""
+"""The longest time in seconds after `stop` for which background deliveries are recorded."""
 _POLL_SECONDS = 0.02
-"""The interval in seconds at which `wait` wakes the keeper, the thread that supervises the queues."""
+"""The interval in seconds at which `wait` wakes the thread that supervises the background's queues."""
 
 
 class Emitting(Protocol):
     """The subscribers of a bus, whose synchronous handlers are recorded."""
 
     def record(self, recorder: SpanRecorder | None) -> None:
-        """Record spans with `recorder`, or stop with None."""
+        """Begin to record spans with `recorder`; None stops the recording."""
 
 
 class Recording:
@@ -44,9 +44,11 @@ class Recording:
         self._stopped = False
         self._finished = Latch()
         self._then: Callable[[], object] | None = None
-        self._last_posted: Latch | None = None  # set when the last deferred before `stop` has its events
-        self._pending: list[Flush] | None = None  # one for each subscriber, requested after that
-        self._deadline = 0.0  # 0.0 until `stop`
+        self._last_posted: Latch | None = None  # set when all events posted before `stop` are created
+        self._pending: list[Flush] | None = None  # then requested, one for each subscriber
+        self._deadline = (
+            0.0  # the `monotonic` time at which the recording ends at the latest; 0.0 until `stop`
+        )
 
     @property
     def stopped(self) -> bool:
@@ -67,8 +69,8 @@ class Recording:
         """End the recording. Stopping again does nothing.
 
         Args:
-            then: called when the background's recording has ended too, on the thread that ends it. It must
-                not wait.
+            then: called when the recording has ended for background subscribers too, on the thread that ends
+                it. It must not wait.
         """
         with self._lock:
             if self._stopped:
@@ -80,7 +82,7 @@ class Recording:
             self.finish()
 
     def finish(self) -> None:
-        """End the recording at once, for background subscribers, too."""
+        """End the recording at once for handlers and background subscribers."""
         self.stop()
         with self._lock:
             if self._finished.is_set():
@@ -94,7 +96,11 @@ class Recording:
             self._then()
 
     def wait(self, timeout: float) -> bool:
-        """Stop, wait at most `timeout` seconds for background subscribers, and finish; False on a timeout."""
+        """Stop, wait until background subscribers have delivered the earlier events, and end the recording.
+
+        Returns:
+            False if they have not done so within `timeout` seconds.
+        """
         self.stop()
         deadline = monotonic() + timeout
         in_time = self._finished.is_set()
@@ -107,7 +113,8 @@ class Recording:
     def _sample_depths(self) -> None:
         """Record the depth of each queue, and finish once the events emitted before `stop` are delivered.
 
-        The keeper calls this after each look at the queues, when it has created the deferred events.
+        The thread that supervises the queues calls this each time after it has checked them, and has created
+        the events of `Deferred` objects.
         """
         for subscriber in self._background.subscribers:
             self.recorder.depth(subscriber.name, subscriber.queued)
@@ -125,6 +132,7 @@ class Recording:
             self.finish()
 
     def _record_pending(self) -> None:
+        """Let background subscribers be recorded until they have delivered the events emitted so far."""
         self._last_posted = self._background.last_posted()
         self._deadline = monotonic() + LINGER_SECONDS
         self._background.wake()
@@ -141,7 +149,7 @@ class Recording:
 def begin_recording(
     recorder: SpanRecorder, emitting: Emitting, background: Background, former: Recording | None
 ) -> Recording:
-    """Begin to record on a bus, in place of a `former` recording of it that was stopped.
+    """Begin a recording on a bus, and finish the `former` one, which must be stopped.
 
     Raises:
         RuntimeError: the former recording was not stopped.

@@ -1,4 +1,5 @@
 """Measure the durations of handlers, phases and iterations, and record them as the costs of a run.
 
-Start with `records`, the structs that reports read. Imports only `events` and `util`.
+Start with `records`, which defines the record that reports read. The package imports only `events` and
+`util`.
 """

@@ -1,7 +1,7 @@
-"""Count the waits for the device when code on the training thread reads metrics, for each calling function.
+"""Measure how long each function on the training thread waits for the device to read metrics.
 
-`EventStorage` measures its reads with a `DeviceReads`. Reading a value that is already on the host is not a
-wait.
+`EventStorage`, which holds the metrics, measures its reads with a `DeviceReads`. Reading a value that is
+already on the host is not a wait.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from time import perf_counter
 
 from eventloop.costs.records import DeviceRead
 
-_BETWEEN = ("eventloop.metrics.", __name__, "contextlib")
+_SKIPPED_MODULES = ("eventloop.metrics.", __name__, "contextlib")
 """The modules whose stack frames are skipped when the calling function is looked up."""
 
 
 class DeviceReads:
-    """The waits for the device when values of one `EventStorage` are read.
+    """The waits for the device to read values of one `EventStorage`, summed for each calling function.
 
-    The training thread adds them; `records` may be called on any thread.
+    The training thread adds waits; any thread may call `records`.
     """
 
     def __init__(self) -> None:
@@ -34,20 +34,20 @@ class DeviceReads:
             yield
         finally:
             seconds = perf_counter() - began
-            reader = _reader()
-            past = self._reads.get(reader) or DeviceRead(*reader)
-            self._reads[reader] = DeviceRead(*reader, past.calls + 1, past.seconds + seconds)
+            caller = _caller()
+            past = self._reads.get(caller) or DeviceRead(*caller)
+            self._reads[caller] = DeviceRead(*caller, past.calls + 1, past.seconds + seconds)
 
     def records(self) -> list[DeviceRead]:
-        """Return how often and how long each function waited for the device, the longest total first."""
+        """Return the number and the seconds of the waits of each function, the longest total first."""
         return sorted(self._reads.copy().values(), key=lambda read: -read.seconds)
 
 
-def _reader() -> tuple[str, str]:
-    """Return the name of the innermost function outside of the storage, and its file and line."""
+def _caller() -> tuple[str, str]:
+    """Return the name of the innermost calling function outside of the storage, and its file and line."""
     frame = sys._getframe(1)
-    while frame.f_globals.get("__name__", "").startswith(_BETWEEN) and frame.f_back is not None:
+    while frame.f_globals.get("__name__", "").startswith(_SKIPPED_MODULES) and frame.f_back is not None:
         frame = frame.f_back
     code = frame.f_code
-    name = code.co_qualname.rsplit("<locals>.", 1)[-1]  # as `handler_name` has it
+    name = code.co_qualname.rsplit("<locals>.", 1)[-1]  # the same form as in `handler_name`
     return name, f"{code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"

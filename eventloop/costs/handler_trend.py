@@ -1,6 +1,7 @@
 """Record the seconds of each handler over the course of a run, so that reports can compare runs.
 
-`StepClock` makes the marks on the training thread. A mark takes some 15 us, and a run has a few hundred.
+`StepClock` calls `HandlerTrend.mark` on the training thread at regular iterations. A call takes some 15 us,
+and a run has a few hundred calls.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from eventloop.costs.records import HANDLER_POINT, IN_ITERATION
 from eventloop.costs.timing import Timing
 
 POINTS = 128
-"""The largest number of points in a handler's trend; when it is reached, every second one is dropped."""
+"""The number of points in a handler's trend at which every second point is dropped."""
 
 
 class Clocked(Protocol):
@@ -34,19 +35,19 @@ SignalOf = Callable[[str], Signal]
 
 
 class HandlerTrend:
-    """The seconds of each handler at every `HANDLER_POINT`-th point of the run's trend (`TrendPoint`).
+    """The trend of each handler: its seconds in successive parts of the run of equally many iterations.
 
     Args:
-        signal_of: returns the signal of an event, such as `Bus.signal`.
+        signal_of: returns an object with the handlers of an event, such as `Bus.signal`.
     """
 
     def __init__(self, signal_of: SignalOf) -> None:
         self._signals = [signal_of(event) for event in sorted(IN_ITERATION)]
-        self._marks: list[dict[Timing, float]] = []  # the seconds of each handler so far
-        self._stride = HANDLER_POINT
+        self._marks: list[dict[Timing, float]] = []  # the seconds of each handler up to the end of each point
+        self._stride = HANDLER_POINT  # iterations from one mark to the next
 
     def mark(self, iterations: int) -> None:
-        """Record the seconds of each handler so far, if this number of iterations ends a point."""
+        """Record the seconds of each handler so far, if a point of the trend ends after `iterations`."""
         if iterations % self._stride:
             return
         timings = [handler.timing for signal in self._signals for handler in signal.handlers]
@@ -60,11 +61,11 @@ class HandlerTrend:
         """Return the seconds of one handler in each point of its trend, rounded to a nanosecond.
 
         Args:
-            timing: the handler's times.
-            seconds: the handler's seconds in the whole run so far; the last point ends with them.
+            timing: the durations of the handler's calls.
+            seconds: the handler's seconds in the whole run so far, at which the last point ends.
         """
         sums = [0.0]
         for mark in self._marks:
-            # absent if the handler was not subscribed at this mark, or another thread was reading its times
+            # a mark lacks a handler that was not subscribed, or whose times another thread was reading
             sums.append(mark.get(timing, sums[-1]))
         return [round(max(0.0, after - before), 9) for before, after in pairwise([*sums, seconds])]

@@ -1,7 +1,7 @@
 """Find the rank that the other ranks of a training wait for, from the phases of all ranks.
 
 Ranks that exchange gradients have iterations of equal length, and the slow rank waits least. During a run
-`stops` uses this module, where all ranks compute the same result; afterwards the report and
+the package `stops` uses this module, and all ranks compute the same result. Afterwards the report and
 `eventloop trace --ranks` use it.
 """
 
@@ -29,35 +29,35 @@ ORDER = (
     "ranks",
     "unaccounted",
 )
-"""The phases of an iteration, ordered by how likely they contain a wait for other ranks, least first.
+"""The phases of an iteration, from the least to the most likely one to contain a wait for other ranks.
 
-DistributedDataParallel waits in backward; FSDP, synchronized BatchNorm and hand-written loops in forward.
-Ranks whose model has no collectives wait at the end of an iteration, which is the phase "ranks".
+DistributedDataParallel waits in backward; FSDP, synchronized BatchNorm and hand-written loops wait in
+forward. Ranks whose model has no collectives wait at the end of an iteration, which is the phase "ranks".
 """
 NAMED = tuple(phase for phase in ORDER if phase not in ("ranks", "unaccounted"))
-"""The phases that a rank can be slow in, also by its own waits for a checkpoint or the background."""
+"""The phases that can be named as the reason why a rank is slow."""
 LEAST_SECONDS = 2e-3
-"""The least time per iteration, in seconds, by which a slow rank exceeds the median rank.
+"""The seconds of an iteration that a rank must take longer than the median rank to count as slow.
 
 Processes that share cores vary by 1 to 2 ms.
 """
 LEAST_SHARE = 0.12
-"""The least part of an iteration by which a slow rank exceeds the median rank."""
+"""The part of an iteration, 0..1, that a rank must take longer than the median rank to count as slow."""
 WINDOW = 4
 """The number of iterations in a window, over which the times of the ranks are compared."""
 LATEST, ENOUGH = 10, 8
-"""A rank is slow if it is the slow one in 8 of the last 10 windows.
+"""The number of latest windows, and in how many of them a rank must be slow to be reported.
 
 A single window is no evidence, because any machine is busy at times.
 """
 WORTH_SHARE = 0.02
-"""The part of the time of all iterations that a slow rank must cost to get a line in a report."""
+"""The part of the time of all iterations, 0..1, that a slow rank must cost to be named in a report."""
 Window = Sequence[Phases]
 """The phases of the same iterations on each rank, rank 0 first."""
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """The seconds of a mean iteration on one rank, split into its own work and waits for other ranks."""
+    """The seconds of a mean iteration on one rank, split into its own work and its waits for other ranks."""
 
     rank: int
     own: dict[str, float]
@@ -75,9 +75,9 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """The seconds of this phase in an iteration, without waits."""
     longer: float
-    """The seconds an iteration by which all phases of the rank exceed those of the median rank."""
+    """The seconds of an iteration by which the sum of the rank's phases exceeds that of the median rank."""
     step: float
-    """The seconds of an iteration."""
+    """The seconds of an iteration on the rank with the longest iterations."""
     world_size: int
 
     @property
@@ -88,11 +88,13 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """Return a sentence that names the rank, its phase and the times."""
-        two = self.world_size == 2
-        others, wait = (f"rank {1 - self.rank}", "which waits") if two else ("the usual rank", "and all wait")
-        taken, longer, step = map(duration, (self.seconds, self.longer, self.step))
+        if self.world_size == 2:
+            others, wait = f"rank {1 - self.rank}", "which waits"
+        else:
+            others, wait = "the usual rank", "and all wait"
+        seconds, longer, step = map(duration, (self.seconds, self.longer, self.step))
         return (
-            f"rank {self.rank} is slow in {self.where}: {taken} of an iteration of "
+            f"rank {self.rank} is slow in {self.where}: {seconds} of an iteration of "
             f"{step}; it takes {longer} longer than {others}, {wait} for it"
         )
 
@@ -100,24 +102,27 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
 def rank_times(ranks: Window) -> list[RankTimes]:
     """Return the times of each rank, with the waits for other ranks taken out of its phases.
 
-    Excess time of a rank in a phase, compared with the fastest rank, counts as a wait up to the lead that the
-    rank had over the last rank before this phase. `ORDER` puts phases with waits after the phases that cause
-    them.
+    A rank that reaches a phase before the last rank may wait in it. So the time by which it exceeds the rank
+    that is fastest in this phase counts as a wait, but no more than its lead over the last rank at the begin
+    of the phase. In `ORDER` a phase with waits comes after the phases that cause them.
     """
-    arrived = [0.0] * len(ranks)
+    begins = [0.0] * len(ranks)  # when each rank begins the phase, in seconds of a mean iteration
     own: list[dict[str, float]] = [{} for _ in ranks]
     waited = [0.0] * len(ranks)
     for phase in ORDER:
         seconds_of = attrgetter(phase)
-        taken = [seconds_of(phases) / (phases.iterations or 1) for phases in ranks]
-        least, last = min(taken), max(arrived)
-        waits = [min(seconds - least, last - at) for seconds, at in zip(taken, arrived, strict=True)]
+        durations = [seconds_of(phases) / (phases.iterations or 1) for phases in ranks]
+        fastest, last_begin = min(durations), max(begins)
+        waits = [
+            min(seconds - fastest, last_begin - begin)
+            for seconds, begin in zip(durations, begins, strict=True)
+        ]
         if phase == "ranks":
-            waits = taken
-        for rank, seconds in enumerate(taken):
+            waits = durations
+        for rank, seconds in enumerate(durations):
             own[rank][phase] = seconds - waits[rank]
             waited[rank] += waits[rank]
-            arrived[rank] += seconds
+            begins[rank] += seconds
     named = [phase for phase in phase_names(*ranks) if phase != "ranks"]
     return [
         RankTimes(rank=rank, own={phase: own[rank][phase] for phase in named}, waited=waited[rank])
@@ -126,17 +131,20 @@ def rank_times(ranks: Window) -> list[RankTimes]:
 
 
 def slow_rank(ranks: Window) -> Straggler | None:
-    """Return the slow rank of a window, or None if no rank takes clearly longer than the median rank."""
+    """Return the slow rank of a window, or None if no rank takes clearly longer than the median rank.
+
+    The limits are `LEAST_SECONDS` and `LEAST_SHARE`.
+    """
     if len(ranks) < 2 or not all(phases.iterations for phases in ranks):
         return None
     times = rank_times(ranks)
-    named = [phase for phase in NAMED if phase in times[0].own]
-    totals = [sum(each.own[phase] for phase in named) for each in times]
+    names = [phase for phase in NAMED if phase in times[0].own]
+    totals = [sum(rank_time.own[phase] for phase in names) for rank_time in times]
     rank, longer = max(enumerate(_beyond_median(totals)), key=lambda pair: pair[1])
     step = max(phases.wall / phases.iterations for phases in ranks)
     if longer < max(LEAST_SECONDS, LEAST_SHARE * step):
         return None
-    excess = {name: _beyond_median([each.own[name] for each in times])[rank] for name in named}
+    excess = {name: _beyond_median([rank_time.own[name] for rank_time in times])[rank] for name in names}
     phase = max(excess, key=lambda name: excess[name])
     return Straggler(
         rank=rank,
@@ -149,92 +157,124 @@ def slow_rank(ranks: Window) -> Straggler | None:
 
 
 def _beyond_median(seconds: Sequence[float]) -> list[float]:
-    usual = median_low(seconds)  # of two ranks the faster one
-    return [each - usual for each in seconds]
+    """Return the difference of each rank's seconds to the median rank's; of two ranks the faster is meant."""
+    median = median_low(seconds)
+    return [rank_seconds - median for rank_seconds in seconds]
 
 
 def summed(windows: Sequence[Window]) -> list[Phases]:
     """Add up several windows, and return the summed phases of each rank, rank 0 first."""
-    return [_sum(own) for own in zip(*windows, strict=True)]
+    return [_sum(phases_of_rank) for phases_of_rank in zip(*windows, strict=True)]
 
 
 def _sum(several: Iterable[Phases]) -> Phases:
     parts = list(several)
-    sums = {phase: sum(getattr(each, phase) for each in parts) for phase in phase_names(*parts)}
-    return Phases(iterations=sum(each.iterations for each in parts), **sums)
+    sums = {phase: sum(getattr(part, phase) for part in parts) for phase in phase_names(*parts)}
+    return Phases(iterations=sum(part.iterations for part in parts), **sums)
 
 
 class SlowRankWatch:
-    """Judge the windows of a run as they come, and report a slow rank once for as long as it stays slow."""
+    """Receive the windows of a run one by one, and report a slow rank once for as long as it stays slow."""
 
     def __init__(self) -> None:
         self._latest: deque[Window] = deque(maxlen=LATEST)
         self._slow: deque[int | None] = deque(maxlen=LATEST)  # the slow rank of each window
-        self._reported: set[tuple[int, str]] = set()
+        self._reported: set[tuple[int, str]] = set()  # the ranks that were reported, with their phases
 
     def add(self, window: Window) -> Straggler | None:
-        """Add the next window, and return a slow rank that has not been reported yet, or None."""
-        found = slow_rank(window)
+        """Add the next window, and return a slow rank that has not been reported yet, or None.
+
+        A rank counts as slow if it is slow in most of the latest windows, and in their sum. It may be
+        reported again after it was slow in few of them.
+        """
+        straggler = slow_rank(window)
         self._latest.append(window)
-        self._slow.append(None if found is None else found.rank)
-        self._reported = {each for each in self._reported if self._slow.count(each[0]) > LATEST - ENOUGH}
-        if (rank := _mostly(self._slow)) is None:
+        self._slow.append(None if straggler is None else straggler.rank)
+        self._reported = {
+            (rank, phase) for rank, phase in self._reported if self._slow.count(rank) > LATEST - ENOUGH
+        }
+        if (slow := _mostly_slow(self._slow)) is None:
             return None
         lasting = slow_rank(summed([*self._latest]))
-        if lasting is None or lasting.rank != rank or (rank, lasting.phase) in self._reported:
+        if lasting is None or lasting.rank != slow or (slow, lasting.phase) in self._reported:
             return None
-        self._reported.add((rank, lasting.phase))
+        self._reported.add((slow, lasting.phase))
         return lasting
 
 
-def _mostly(slow: Iterable[int | None]) -> int | None:
-    """Return the rank that is slow in enough of the latest windows, or None."""
-    (rank, count), *_ = Counter(slow).most_common(1)
+def _mostly_slow(slow_ranks: Iterable[int | None]) -> int | None:
+    """Return the rank that is slow in at least `ENOUGH` windows, or None.
+
+    Args:
+        slow_ranks: the slow rank of each of the `LATEST` windows, None for a window without one.
+    """
+    (rank, count), *_ = Counter(slow_ranks).most_common(1)
     return rank if count >= ENOUGH else None
 
 
 def lasting_slow_rank(windows: Sequence[Window]) -> Straggler | None:
-    """Return the rank that cost the run the most time while it was slow in most windows.
+    """Return the slow rank that cost the run the most time; None if the cost is below `WORTH_SHARE`.
 
-    None if no rank was slow in most windows of any stretch, or if the cost is below `WORTH_SHARE`.
+    Args:
+        windows: all windows of the run. A rank is judged by those stretches of `LATEST` windows in which it
+            was slow in at least `ENOUGH`.
     """
-    each = [None if (found := slow_rank(window)) is None else found.rank for window in windows]
-    stretches: dict[int, set[int]] = {}  # indices of windows
-    for end in range(1, len(each) + 1):
-        begin = max(0, end - LATEST)
-        if (rank := _mostly(each[begin:end])) is not None:
-            stretches.setdefault(rank, set()).update(range(begin, end))
-    whole = sum(max(phases.wall for phases in window) for window in windows)
-    worst, most = None, WORTH_SHARE * whole
-    for stretch in stretches.values():
-        ranks = summed([windows[i] for i in sorted(stretch)])
-        found = slow_rank(ranks)
-        if found is not None and (lost := found.longer * ranks[0].iterations) >= most:
-            worst, most = found, lost
+    indices_of_rank = _slow_stretches(windows)
+    seconds_of_run = sum(max(phases.wall for phases in window) for window in windows)
+    worst, most_seconds = None, WORTH_SHARE * seconds_of_run
+    for indices in indices_of_rank.values():
+        phases_of_ranks = summed([windows[index] for index in sorted(indices)])
+        straggler = slow_rank(phases_of_ranks)
+        if straggler is None:
+            continue
+        lost_seconds = straggler.longer * phases_of_ranks[0].iterations
+        if lost_seconds >= most_seconds:
+            worst, most_seconds = straggler, lost_seconds
     return worst
 
 
+def _slow_stretches(windows: Sequence[Window]) -> dict[int, set[int]]:
+    """Return the indices of the windows in the stretches in which a rank was mostly slow, by rank."""
+    stragglers = [slow_rank(window) for window in windows]
+    slow_ranks = [None if straggler is None else straggler.rank for straggler in stragglers]
+    indices_of_rank: dict[int, set[int]] = {}
+    for end in range(1, len(slow_ranks) + 1):
+        begin = max(0, end - LATEST)
+        if (rank := _mostly_slow(slow_ranks[begin:end])) is not None:
+            indices_of_rank.setdefault(rank, set()).update(range(begin, end))
+    return indices_of_rank
+
+
 def common_windows(trends: Sequence[Sequence[TrendPoint]]) -> list[Window]:
-    """Split the trends of all ranks into windows of common iterations; the trends may differ in length."""
-    ends = [{*(point.first_iter for point in own), _end(own)} for own in trends if own]
-    if len(ends) < len(trends) or not ends:
+    """Return windows of the same iterations on all ranks, each of at least `WINDOW` iterations.
+
+    Args:
+        trends: the trend of each rank, whose points may begin at different iterations.
+    """
+    if not trends or not all(trends):
         return []
+    begins = [{*(point.first_iter for point in trend), _end(trend)} for trend in trends]
     bounds: list[int] = []
-    for at in sorted(set.intersection(*ends)):
-        if not bounds or at - bounds[-1] >= WINDOW:
-            bounds.append(at)
-    return list(zip(*(_split(own, bounds) for own in trends), strict=True))
+    for iteration in sorted(set.intersection(*begins)):
+        if not bounds or iteration - bounds[-1] >= WINDOW:
+            bounds.append(iteration)
+    return list(zip(*(_split(trend, bounds) for trend in trends), strict=True))
 
 
 def _end(trend: Sequence[TrendPoint]) -> int:
+    """Return the index of the iteration after the last point."""
     return trend[-1].first_iter + trend[-1].phases.iterations
 
 
 def _split(trend: Sequence[TrendPoint], bounds: Sequence[int]) -> list[Phases]:
-    """Return the summed phases between successive bounds; each bound is the begin or the end of a point."""
+    """Return the summed phases of the points between each two successive bounds.
+
+    Args:
+        bounds: indices of iterations, at each of which a point begins or the last point ends.
+    """
     parts: list[list[Phases]] = [[] for _ in bounds[1:]]
     for point in trend:
-        place = bisect_right(bounds, point.first_iter) - 1
-        if 0 <= place < len(parts):
-            parts[place].append(point.phases)
-    return [_sum(part) for part in parts]
+        part = bisect_right(bounds, point.first_iter) - 1
+        if 0 <= part < len(parts):
+            parts[part].append(point.phases)
+    return [_sum(phases) for phases in parts]

@@ -2,8 +2,9 @@
 
 With several ranks each rank writes a record: rank 0 `costs.json`, rank 1 `costs.rank1.json`, and so on.
 
-All times are in seconds. Counts are exact. Each call of a handler is clocked, except in a tight loop of
-events, where times are `estimated` (see `eventloop.costs.sampling`). Phases are measured in every iteration.
+All times are in seconds. Counts are exact. Each call of a handler is measured, except in a tight loop of
+events, where some times are `estimated` (see `eventloop.costs.sampling`). Phases are measured in every
+iteration.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import msgspec
 from eventloop.util.append_file import replacing
 
 VERSION = 1
-"""The version of the file. A reader refuses a later version."""
+"""The version of the file's format. `read_costs` refuses a later version."""
 
 MOST_RANKS = 1 << 20
-"""The largest number of ranks in a file, because a reader looks for the file of each rank."""
+"""The largest number of ranks in a valid file.
+
+Reports look for the file of each rank, and a damaged file could name billions of ranks.
+"""
 
 FILE = "costs.json"
 T = TypeVar("T")
@@ -27,8 +31,8 @@ T = TypeVar("T")
 RunsOn = Literal["sync", "loop", "thread", "process"]
 """Where a handler runs.
 
-"sync" is the emitting thread, "loop" a coroutine on the background event loop, "thread" a thread of its own
-and "process" a worker process.
+"sync" is the emitting thread, "loop" the bus's asyncio event loop in the background, "thread" a thread of the
+handler's own, and "process" a worker process.
 """
 
 
@@ -67,20 +71,20 @@ class HandlerCost(msgspec.Struct, frozen=True, kw_only=True):
     budget: float | None = None
     """The limit for the p99 in seconds; None without a budget."""
     over_budget: bool = False
-    """Whether the p99 exceeded the budget; a `slow_handler` event reported it."""
+    """Whether the p99 exceeded the budget, which a `slow_handler` event has reported."""
     built_in: bool = False
     """Whether the handler is part of eventloop, such as a default hook."""
     trend: list[float] = []
     """The seconds of the handler in each group of `HANDLER_POINT` points of the run's trend.
 
-    It is empty for a handler outside of iterations, and if some calls were not clocked.
+    The list is empty for a handler outside of iterations, and if some calls were not measured.
     """
 
 
 class SubscriberCost(msgspec.Struct, frozen=True, kw_only=True):
     """The costs of one background subscriber.
 
-    The number of events for it is `delivered + dropped + failed + queued`.
+    The number of events that were emitted for it is `delivered + dropped + failed + queued`.
     """
 
     name: str
@@ -98,16 +102,19 @@ class SubscriberCost(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """The total time of all deliveries."""
     wait: Times
-    """Sampled times from the emit of an event until it is delivered, or sent to a worker process."""
+    """The distribution of the times from an event's emit to its delivery, for a sample of the events.
+
+    Of a worker process, the time at which the event is sent to it counts.
+    """
     busy: Times
     """The distribution of the times of single deliveries."""
     error: str = ""
     budget: float | None = None
     """The limit for the p99 of deliveries in seconds; None without a budget."""
     over_budget: bool = False
-    """Whether the p99 exceeded the budget; a `slow_handler` event reported it."""
+    """Whether the p99 exceeded the budget, which a `slow_handler` event has reported."""
     capacity: int | None = None
-    """The largest number of events in the queue; None in a file of an earlier version."""
+    """The largest number of events that the queue may hold; None in a file of an earlier version."""
 
 
 class Phases(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +132,7 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     unaccounted: float = 0.0
     """The code of the loop itself, and interruptions by the operating system."""
     checkpoint: float = 0.0
-    """Waiting for a checkpoint. The phase in which the thread waited does not include this wait."""
+    """Waiting for a checkpoint. The phase in which the training thread waited does not include this time."""
     background: float = 0.0
     """Waiting for the background subscribers."""
     ranks: float = 0.0
@@ -133,16 +140,16 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wall(self) -> float:
-        """Wall time of the iterations, without evaluations."""
-        worked = self.data + self.forward + self.backward + self.optimizer + self.hooks + self.unaccounted
-        return worked + self.checkpoint + self.background + self.ranks
+        """The wall time of the iterations, without evaluations."""
+        work = self.data + self.forward + self.backward + self.optimizer + self.hooks + self.unaccounted
+        return work + self.checkpoint + self.background + self.ranks
 
 
 PHASES = ("data", "forward", "backward", "optimizer", "hooks", "unaccounted")
 """The names of the phases in which an iteration works, in their order."""
 
 Cause = Literal["checkpoint", "background", "ranks"]
-"""What the training thread waits for, which is the name of a phase too."""
+"""The reason of a wait of the training thread; the phase of such waits has the same name."""
 WAITS: tuple[Cause, ...] = ("checkpoint", "background", "ranks")
 """The names of the phases in which an iteration waits."""
 WAITING: dict[str, str] = {
@@ -150,7 +157,7 @@ WAITING: dict[str, str] = {
     "background": "waiting for the background",
     "ranks": "waiting for other ranks",
 }
-"""The waits as reports name them."""
+"""The names of the waits in reports."""
 Place = Literal["iterations", "evaluations", "between", "end"]
 """The part of a run in which the training thread waits.
 
@@ -159,7 +166,7 @@ Place = Literal["iterations", "evaluations", "between", "end"]
 
 
 def phase_names(*several: Phases) -> tuple[str, ...]:
-    """Return the names of all phases, without waits that none of the given sums has."""
+    """Return the names of the phases, without those waits that are 0 in all of `several`."""
     return (*PHASES, *(wait for wait in WAITS if any(getattr(phases, wait) for phases in several)))
 
 
@@ -173,22 +180,25 @@ IN_ITERATION = frozenset(
         "optimizer_step_skipped",
     }
 )
-"""The events of a training iteration, whose handlers the phases include."""
+"""The names of the events of a training iteration. Their handlers run within the phases of the iteration."""
 
 
 HANDLER_POINT = 4
-"""The number of points of the run's trend in one point of a handler's trend, which keeps the file small."""
+"""The number of points of the run's trend for each point of a handler's trend.
+
+Handlers have fewer points, to keep the file small.
+"""
 
 
 class TrendPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One point of the trend: the phases of the iterations from `first_iter` up to the next point."""
+    """One point of the run's trend: the phases of the iterations from `first_iter` up to the next point."""
 
     first_iter: int
     phases: Phases
 
 
 class DeviceRead(msgspec.Struct, frozen=True):
-    """The waits for the device of one function that read metrics on the training thread during iterations."""
+    """The waits for the device of one function that reads metrics on the training thread in iterations."""
 
     name: str
     """The function that called `latest` or `history`, named like a handler."""
@@ -200,12 +210,12 @@ class DeviceRead(msgspec.Struct, frozen=True):
 
 
 class WaitCost(msgspec.Struct, frozen=True):
-    """The waits of the training thread of one cause in one part of the run."""
+    """The waits of the training thread with one cause and name in one part of the run."""
 
     cause: Cause
     place: Place
     name: str = ""
-    """What was waited for, such as the name of a background subscriber; "" if it has no name."""
+    """The object of the wait, such as a background subscriber; "" if it has no name."""
     calls: int = 0
     """The number of waits."""
     seconds: float = 0.0
@@ -221,20 +231,20 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     allocated: int
     """The bytes in tensors."""
     reserved: int
-    """The bytes that the allocator held, used by tensors or free."""
+    """The bytes that the allocator held, in tensors or free."""
 
 
 class Memory(msgspec.Struct, frozen=True):
     """The peak memory of the process so far, in bytes."""
 
     host: int | None = None
-    """The physical memory, without other processes such as loader workers; None if it is unknown."""
+    """The physical memory of this process alone, without loader workers, in bytes; None if it is unknown."""
     devices: list[DeviceMemory] = []
     """The CUDA devices that the process used."""
 
 
 class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """The costs of a run. After a resume `phases` covers only the present process."""
+    """The costs of a run. After a resume in a new process they cover only this process."""
 
     version: int = VERSION
     seconds: float = 0.0
@@ -251,7 +261,7 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     first_iter: int = 0
     phases: Phases = Phases()
     device: Phases | None = None
-    """Sampled times of the phases on the device; only forward, backward and optimizer."""
+    """The times of forward, backward and optimizer on the device, for a sample of the iterations."""
     iteration: Times = Times()
     """The distribution of the times of single iterations, without evaluations."""
     histogram: list[tuple[float, int]] = []
@@ -262,26 +272,29 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     num_workers: int | None = None
     """The number of the train loader's worker processes; None if it is not a `DataLoader`."""
     trend: list[TrendPoint] = []
-    """The course of the run, as at most 512 points of equally many iterations, the last one of fewer."""
+    """The phases over the course of the run, as at most 512 points of equally many iterations.
+
+    The last point may have fewer iterations.
+    """
     handlers: list[HandlerCost] = []
     subscribers: list[SubscriberCost] = []
     reads: list[DeviceRead] = []
     """The waits for the device to read metrics, the longest first.
 
-    Other reads, such as `item()`, are not measured.
+    Waits in other functions, such as `Tensor.item`, are not measured.
     """
     waits: list[WaitCost] = []
     """The waits for checkpoints, for the background and for other ranks, the longest first.
 
-    Those in iterations are phases of the iterations as well.
+    Waits within iterations are contained in `phases` too.
     """
     memory: Memory = Memory()
     complete: bool = False
-    """Whether the run has ended, so that this record is final; otherwise it is under way or was killed."""
+    """Whether the run has ended, so that the record is final; False if it is under way or was killed."""
 
 
 def costs_path(directory: Path, rank: int = 0) -> Path:
-    """Return the path of a rank's record in a run directory."""
+    """Return the path of a rank's record in the directory of a run."""
     return directory / (f"costs.rank{rank}.json" if rank else FILE)
 
 
@@ -326,20 +339,25 @@ class _Version(msgspec.Struct):
     version: int
 
 
-def _decoded(path: Path, data: bytes, kind: type[T]) -> T:
+def _decoded(path: Path, data: bytes, record_type: type[T]) -> T:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=record_type)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is truncated or not a cost record: {error}") from error
 
 
 def _impossible_count(value: Any, name: str = "") -> str:
-    """Return the name and value of the first int that is negative or beyond 63 bits; "" without one."""
+    """Return the name and value of the first int that is negative or beyond 63 bits; "" without such an int.
+
+    Args:
+        value: a record as nested dicts and lists.
+        name: the name of the field with this value.
+    """
     if isinstance(value, dict):
-        found = (_impossible_count(item, key) for key, item in value.items())
+        in_items = (_impossible_count(item, key) for key, item in value.items())
     elif isinstance(value, list | tuple):
-        found = (_impossible_count(item, name) for item in value)
+        in_items = (_impossible_count(item, name) for item in value)
     else:
-        wrong = isinstance(value, int) and not 0 <= value < 1 << 63
-        return f"{name} {value}" if wrong else ""
-    return next(filter(None, found), "")
+        is_impossible = isinstance(value, int) and not 0 <= value < 1 << 63
+        return f"{name} {value}" if is_impossible else ""
+    return next(filter(None, in_items), "")

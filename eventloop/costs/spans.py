@@ -1,4 +1,4 @@
-"""Record a part of a run as spans of time, each with its thread, begin and duration, and depths of queues.
+"""Record a part of a run: spans of time, each with its thread, begin and duration, and depths of queues.
 
     recorder = SpanRecorder()
     with bus.record(recorder) as recording:
@@ -6,8 +6,8 @@
     recording.wait(1.0)
     print(len(recorder.spans), recorder.lost)
 
-While a recorder is on a bus, every event, handler call and delivery leaves a span; see `Bus.record`.
-A span costs two reads of the clock and an append. Times are `perf_counter`'s, in seconds.
+While a recorder is on a bus, each event, handler call and delivery adds a span to it; see `Bus.record`.
+A span costs two reads of the clock and an append. All times are in seconds, by `perf_counter`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from eventloop.events.base import event_name
 from eventloop.util.checks import at_least
 
 LIMIT = 100_000
-"""The largest number of spans, and of depths, in a recorder: about 15 MB of each."""
+"""The default limit of the number of spans, and of the number of depths, in a recorder: about 15 MB each."""
 
 SAVER = "checkpoint saver"
-"""The track of the thread or process that writes checkpoints."""
+"""The `track` of the spans of the thread or process that writes checkpoints."""
 
 Kind = Literal["iteration", "phase", "event", "handler", "wait", "delivery", "save"]
 Run = Callable[[Event, Any], None]
@@ -46,9 +46,9 @@ class Span(msgspec.Struct, gc=False, frozen=True):
     seconds: float
     iter: int | None = None
     event: str = ""
-    """The event of a handler's call or of a delivery; "" for a batch of several event types.
+    """The name of the event of a handler's call or of a delivery; "" for a batch of several event types.
 
-    For a wait it is the name of what was waited for.
+    For a wait it is the name of the subscriber or other object that the thread waited for.
     """
     number: int = 0
     """The priority of a handler, or the number of events in a delivery."""
@@ -80,12 +80,12 @@ class SpanRecorder:
         """The spans in the order of their ends."""
         self.depths: list[Depth] = []
         self.threads: dict[int, str] = {}
-        """The names of the threads with spans, by `get_ident`."""
+        """The names of the threads that have spans, by `get_ident`."""
         self.lanes: dict[str, RunsOn] = {}
-        """The background subscribers with spans, with the kind of thread or process that each runs on."""
+        """The names of the background subscribers that have spans, and where each of them runs."""
         self.lost = 0
         """The number of spans and depths that were not kept because of the limit."""
-        self._counting = threading.Lock()  # held only to count a loss
+        self._counting = threading.Lock()  # guards `lost`
 
     def add(self, span: Span) -> None:
         """Add a span, or count it as lost beyond the limit."""
@@ -112,7 +112,7 @@ class SpanRecorder:
         event: str = "",
         number: int = 0,
     ) -> None:
-        """Record a span of the calling thread."""
+        """Record a span of the calling thread; the arguments are the fields of a `Span`."""
         thread = get_ident()
         if thread not in self.threads:
             self.threads[thread] = threading.current_thread().name
@@ -127,7 +127,13 @@ class SpanRecorder:
         seconds: float,
         note: str = "",
     ) -> None:
-        """Record a delivery to a background subscriber."""
+        """Record a delivery to a background subscriber.
+
+        Args:
+            lane: the name of the subscriber.
+            item: the event, or the list of events of a batch.
+            note: a text that the name of the span ends with.
+        """
         self.lanes[lane] = runs_on
         events = item if isinstance(item, list) else [item]
         types = {type(event) for event in events}
@@ -138,10 +144,10 @@ class SpanRecorder:
             Span(lane, "delivery", f"{label} {note}".rstrip(), began, seconds, iteration, name, len(events))
         )
 
-    # --- wrappers of the functions that dispatch events ----------------------------------------------------
+    # --- wrappers around the functions that dispatch events ------------------------------------------------
 
     def watch_event(self, name: str, run: Run) -> Run:
-        """Wrap `run`, which dispatches the event `name`, so that each call is recorded as a span."""
+        """Return a function that calls `run`, which dispatches the event `name`, and records each call."""
 
         def watched(event: Event, trainer: Any) -> None:
             began = perf_counter()
@@ -160,11 +166,12 @@ class SpanRecorder:
         passes: Callable[[Event], bool] | None,
         clocked: Run,
     ) -> Run:
-        """Wrap `clocked`, the measured call of a handler, so that each call is recorded as a span.
+        """Return a function that calls `clocked`, which runs a handler, and records each call as a span.
 
         Args:
-            event_name, name, priority: shown by the span.
-            passes: the handler's filter, which the wrapper checks first; None without a filter.
+            event_name: the name of the event.
+            name, priority: those of the handler.
+            passes: the handler's filter, which is checked first; None without a filter.
             clocked: calls the handler and measures the call.
         """
 
@@ -174,9 +181,10 @@ class SpanRecorder:
             began = perf_counter()
             try:
                 clocked(event, trainer)
-            finally:  # the event's own span has recorded the thread's name
-                took, iteration = perf_counter() - began, getattr(event, "iter", None)
-                self.add(Span(get_ident(), "handler", name, began, took, iteration, event_name, priority))
+            finally:
+                seconds, iteration = perf_counter() - began, getattr(event, "iter", None)
+                # `here` would look up the thread's name, which the span of the event itself does
+                self.add(Span(get_ident(), "handler", name, began, seconds, iteration, event_name, priority))
 
         return watched
 

@@ -14,17 +14,17 @@ from eventloop.costs.timing import Timing
 from eventloop.costs.waits import Wait, Waits
 
 TIMES = ("time", "data_time", "step_time", "hook_time")
-"""The metrics of a training that IterTimerHook records, in seconds: the first is the sum of the others."""
+"""The metrics that `IterTimerHook` logs for each iteration, in seconds. "time" is the sum of the others."""
 POINTS = 512
-"""The largest number of points in the trend; when it is reached, every second one is dropped."""
+"""The number of points in the run's trend at which every second point is dropped."""
 FORWARD_BEGINS, FORWARD_ENDS, BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS = range(5)
-"""The marks that the loop and the optimizer hook set in each iteration."""
+"""The moments of an iteration that the loop and the optimizer hook report to a clock of the device."""
 
 Sums = tuple[int, float, float, float, float, float, float, float, float, float]
 """The number of iterations, the seconds of five phases and of three waits, and the wall time."""
 NOTHING: Sums = (0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 SUMMED = (*PHASES[:-1], *WAITS)
-"""The names of the phases and waits in `Sums`, in their order."""
+"""The names of the phases and waits in `Sums`, in their order there."""
 
 
 class PhaseMarks(Protocol):
@@ -42,7 +42,7 @@ class PhaseMarks(Protocol):
         """Record that a forward pass begins, after `iterations` completed iterations."""
 
     def mark(self, what: int) -> None:
-        """Record one of the marks, such as `FORWARD_ENDS`."""
+        """Record the time of a moment of the iteration, such as `FORWARD_ENDS`."""
 
     def end(self) -> None:
         """Record that the iteration ends."""
@@ -53,38 +53,40 @@ class StepClock:
 
     `data` is the wait for the loader and the move to the device, `forward` the train step (in a hand-written
     loop the whole body), `backward` and `optimizer` the work of the optimizer hook, and `hooks` all other
-    handlers of the iteration. The rest of the wall time is the loop itself. Evaluations do not count:
-    `evaluations` is their time so far, and `now` is a clock that stands still during them. Waits are in the
-    wall time of an iteration, and in none of these phases: code that measures a part of a phase subtracts
-    `excluded`, the time of evaluations and waits so far. On a GPU these are the times of the training thread,
-    which runs ahead of the device; `device` measures the device.
+    handlers of the iteration. The rest of the wall time is the loop itself.
+
+    Evaluations do not count: `evaluations` is their time so far, and `now` is a clock that stops during them.
+    The wall time of an iteration includes waits, and the phases do not. Code that measures a part of a phase
+    subtracts `excluded`, the time of evaluations and waits so far. On a GPU these are the times of the
+    training thread, which runs ahead of the device; `device` measures the device.
     """
 
     def __init__(self) -> None:
         self.data = self.forward = self.backward = self.optimizer = self.hooks = 0.0
         self.iterations = 0
-        self.first_iter = 0  # the run's index of the first iteration
+        self.first_iter = 0  # the index of the first measured iteration in the run
         self.excluded = self.evaluations = 0.0
         self.paused = 0.0
-        """The seconds of `evaluations` for which a command has paused the run."""
+        """The seconds for which a command has paused the run. They are contained in `evaluations`."""
         self.waits = Waits()
-        self.began = 0.0  # when the current iteration began, by `perf_counter` itself
+        self.began = 0.0  # the time at which the current iteration began, by `perf_counter`
         self.device: PhaseMarks | None = None
         self.handlers: HandlerTrend | None = None
-        """The trend of the handlers, created at the first run."""
+        """The seconds of each handler over the course of the run; None before the first run."""
         self.times = Timing()
         """The wall times of the iterations."""
         self._data_sum = self._forward_sum = self._backward_sum = self._optimizer_sum = self._hooks_sum = 0.0
         self._total_sum = 0.0
-        self._waited_sums = dict.fromkeys(WAITS, 0.0)  # in iterations
-        # seconds of waits since the end of iteration number `_waits_after`, which are not in `_total_sum` yet
+        self._waited_sums = dict.fromkeys(WAITS, 0.0)  # only waits within iterations
+        # seconds of waits since the end of iteration number `_waits_after`, which `_total_sum` lacks so far
         self._latest_waits, self._waits_after = 0.0, 0
         self._last_end = self._requested_at = self._loaded = self._forward_began = self._forward_ended = 0.0
         self._past_runs = self._run_began = 0.0
         self._in_step = False
-        # seconds of the step's body that count in other phases, and those of backward and optimizer alone
+        # seconds of the train step that `charge` has added to other phases: all, and to backward and
+        # optimizer
         self._charged = self._charged_steps = 0.0
-        self._marks: list[Sums] = []  # one every `_stride` iterations
+        self._marks: list[Sums] = []  # the sums after every `_stride` iterations
         self._stride = self._next_mark = 1
 
     def begin_run(self, first_iter: int, device: PhaseMarks | None, signal_of: SignalOf) -> None:
@@ -93,7 +95,7 @@ class StepClock:
         Args:
             first_iter: the index of the first iteration; later runs do not change it.
             device: a clock that measures the phases on the device as well, or None.
-            signal_of: returns the signal of an event, whose handlers' times are recorded over the run.
+            signal_of: returns an object with the handlers of an event, such as `Bus.signal`.
         """
         self.device = device
         self.handlers = self.handlers or HandlerTrend(signal_of)
@@ -104,7 +106,7 @@ class StepClock:
             self.first_iter = first_iter
 
     def end_run(self) -> None:
-        """End the measurement that `begin_run` began."""
+        """End the run that `begin_run` began; no wait is counted until the next run."""
         self._past_runs, self._run_began = self.run_seconds, 0.0
         self.waits.end(self)
         self.waits.place = "between"
@@ -117,34 +119,34 @@ class StepClock:
     @contextmanager
     def excluding(self) -> Iterator[None]:
         """Exclude the time of the block, an evaluation, from the current iteration."""
-        before, began = (self.excluded, self.evaluations), perf_counter()
+        excluded, evaluations, began = self.excluded, self.evaluations, perf_counter()
         place, self.waits.place = self.waits.place, "evaluations"
         try:
             yield
         finally:
             seconds = perf_counter() - began
-            self.excluded, self.evaluations = before[0] + seconds, before[1] + seconds
+            self.excluded, self.evaluations = excluded + seconds, evaluations + seconds
             self.waits.place = place
 
     def exclude(self, seconds: float) -> None:
-        """Exclude seconds of an evaluation that have passed from the current iteration."""
+        """Exclude the last `seconds`, in which an evaluation ran, from the current iteration."""
         self.excluded += seconds
         self.evaluations += seconds
 
     @property
     def evaluation_seconds(self) -> float:
         """Return the seconds of all evaluations so far, without the waits in them, and without pauses."""
-        waits = sum(w.seconds for w in self.waits.records() if w.place == "evaluations")
+        waits = sum(wait.seconds for wait in self.waits.records() if wait.place == "evaluations")
         return self.evaluations - self.paused - waits
 
     def waited(self, wait: Wait) -> None:
-        """Count a wait that has just ended, and take it out of the phase in which it was spent."""
+        """Count a wait that has just ended, and exclude it from the phase in which it was spent."""
         self.waits.add(wait)
         if self.waits.place != "iterations":
             return
         self._waited_sums[wait.cause] += wait.seconds
         self.excluded += wait.seconds
-        self._last_end -= wait.seconds  # so that the iteration's wall time includes the wait
+        self._last_end -= wait.seconds  # the wall time of the iteration still includes the wait
         if self._waits_after != self.iterations:
             self._latest_waits, self._waits_after = 0.0, self.iterations
         self._latest_waits += wait.seconds
@@ -156,7 +158,7 @@ class StepClock:
         return perf_counter() - self.evaluations
 
     def begin_pass(self) -> None:
-        """Begin a pass over the loader: its first iteration begins with the wait for the first batch."""
+        """Begin a pass over the loader, and its first iteration with the wait for the first batch."""
         self.end_pass()
         self.waits.place = "iterations"
         self.begin()
@@ -166,9 +168,9 @@ class StepClock:
         """End the pass over the loader: no iteration is under way until the next pass begins.
 
         Args:
-            place: the part of the run that begins.
+            place: the part of the run that begins: "between" two passes, or the "end".
         """
-        if self._waits_after == self.iterations:  # no iteration will end that has these waits
+        if self._waits_after == self.iterations:  # waits after the last iteration, which no other will add
             self._total_sum += self._latest_waits
             self._latest_waits = 0.0
         self.waits.place = place
@@ -181,12 +183,13 @@ class StepClock:
         self._requested_at = self.began - self.excluded
 
     def begin_data(self) -> None:
-        """Begin the wait for the batch only now; the time since `begin` then counts as the loop's."""
+        """Begin the wait for the batch later than `begin`; the time between them counts as the loop's own."""
         self._requested_at, self.data = perf_counter() - self.excluded, 0.0
 
     def end_data(self) -> None:
         """End the wait for the batch, which is on the device now."""
-        self._loaded = perf_counter() - self.excluded  # no call, as below (`benchmarks.bridges`)
+        # written out here and below, because a method for it would be a call more (`benchmarks.bridges`)
+        self._loaded = perf_counter() - self.excluded
         self.data += self._loaded - self._requested_at
 
     def skip(self) -> None:
@@ -210,10 +213,11 @@ class StepClock:
         self.forward = self._forward_ended - self._forward_began - self._charged
 
     def charge(self, phase: Literal["data", "backward", "optimizer", "hooks"], seconds: float) -> None:
-        """Add seconds to a phase of the current iteration of another engine, and take them from the loop's.
+        """Move seconds of the current iteration to a phase.
 
-        They are taken out of `forward` during a step, else out of `data`. An iteration of several batches
-        charges the phases between its first forward pass and its last one.
+        They are taken out of `forward` during the train step, else out of `data`. This serves bridges, which
+        measure the callbacks of another engine, and iterations of several batches, whose backward passes run
+        between the first forward pass and the last one.
         """
         if self._in_step:
             self._charged += seconds
@@ -234,8 +238,8 @@ class StepClock:
         if self.device is not None:
             self.device.end()
         ended = perf_counter() - self.excluded
-        handlers = (self._forward_began - self._loaded) + (ended - self._forward_ended)
-        self.hooks += handlers - (self.backward + self.optimizer - self._charged_steps)
+        in_handlers = (self._forward_began - self._loaded) + (ended - self._forward_ended)
+        self.hooks += in_handlers - (self.backward + self.optimizer - self._charged_steps)
         self._add(ended - self._last_end)
         self._last_end = ended
 
@@ -246,7 +250,7 @@ class StepClock:
 
     @property
     def trend(self) -> list[TrendPoint]:
-        """Return the points of the trend, of equally many iterations each; the last point may have fewer."""
+        """Return the phases in successive parts of the run of equally many iterations, the last of fewer."""
         marks, now = [NOTHING, *self._marks], self.sums()
         if now[0] != marks[-1][0]:
             marks.append(now)
@@ -269,7 +273,7 @@ class StepClock:
             self._mark()
 
     def sums(self) -> Sums:
-        """Return the sums so far as plain numbers, which is cheaper than a `Phases`."""
+        """Return the sums so far as a tuple, which is cheaper to make than a `Phases`."""
         latest = self._latest_waits if self._waits_after == self.iterations else 0.0
         checkpoint, background, ranks = self._waited_sums.values()
         return (
@@ -286,7 +290,8 @@ class StepClock:
         )
 
     def _mark(self) -> None:
-        # Sums rather than a record of phases, which takes 5 us: each of the first iterations is marked.
+        """Record the sums so far as the end of a point of the trend."""
+        # not as a `Phases`, which takes 5 us: each of the first iterations ends a point
         self._marks.append(self.sums())
         if len(self._marks) >= POINTS:
             self._marks = self._marks[1::2]
@@ -298,7 +303,7 @@ class StepClock:
 
 def phases_between(before: Sums, after: Sums) -> Phases:
     """Return the phases of the iterations between two sums, rounded to a nanosecond for a small file."""
-    iterations, total = after[0] - before[0], after[-1] - before[-1]
-    parts = [b - a for a, b in zip(before[1:-1], after[1:-1], strict=True)]
-    seconds = {name: round(each, 9) for name, each in zip(SUMMED, parts, strict=True)}
-    return Phases(iterations=iterations, unaccounted=round(total - sum(parts), 9), **seconds)
+    iterations, wall = after[0] - before[0], after[-1] - before[-1]
+    differences = [later - earlier for earlier, later in zip(before[1:-1], after[1:-1], strict=True)]
+    seconds = {name: round(difference, 9) for name, difference in zip(SUMMED, differences, strict=True)}
+    return Phases(iterations=iterations, unaccounted=round(wall - sum(differences), 9), **seconds)

@@ -1,4 +1,4 @@
-"""Accumulate durations: their exact sum and maximum, and a histogram."""
+"""Accumulate the durations of calls: their exact sum and maximum, and a histogram for percentiles."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from eventloop.costs.records import Times
 BATCH = 256
 """The number of durations that are added to the sums at a time.
 
-Adding them one by one costs an iteration twice as much (`benchmarks.accounting`).
+Adding each duration at once would cost an iteration twice as much (`benchmarks.accounting`).
 """
 _BINS_PER_DOUBLING = 1 / log2(1.05)
 """The number of bins of the histogram for each doubling of the duration.
 
-A bin is 5 % wide, which is the accuracy of the percentiles; some hundred bins are in use at most.
+A bin is 5 % wide, which is the accuracy of the percentiles. Some hundred bins are in use at most.
 """
 _LEAST_SECONDS = 1e-9
+"""The upper limit of the durations that the first bin of the histogram counts."""
 
 
 class Timing:
@@ -29,9 +30,9 @@ class Timing:
     One thread adds durations. Any thread may read the results, which include all durations added so far.
 
     Attributes:
-        recent: the durations that are not in the sums yet. A negative one is a wait that the next duration
-            still includes. Without a budget, the adding thread may append to it directly if it calls `sum_up`
-            at least once in `BATCH` calls.
+        recent: the durations that are not in the sums yet. A negative number is a wait, which is subtracted
+            from the next duration. Without a budget, the adding thread may append to this list itself if it
+            calls `sum_up` at least once in `BATCH` calls.
         budget: a limit that is checked at each `add`; None without one.
     """
 
@@ -52,12 +53,13 @@ class Timing:
     def __init__(self) -> None:
         self.recent: list[float] = []
         self.budget: Budget | None = None
-        self._clocked = self._sampled = 0  # calls in the sums, and those of them added while sampling
+        # the number of calls in the sums, and of those added while only a sample of the calls was measured
+        self._clocked = self._sampled = 0
         self._seconds = self._longest = self._sampled_seconds = 0.0
         self._has_waits = False  # whether `recent` has negative numbers
-        self._sampling = False  # whether the recent durations stand for calls that were not clocked, too
-        self._counts: Counter[float] = Counter()  # calls by the number of their bin
-        self._lock = threading.RLock()  # reentrant: `times` calls other methods that take it
+        self._sampling = False  # whether the recent durations are a sample of the calls
+        self._counts: Counter[float] = Counter()  # the number of calls in each bin of the histogram
+        self._lock = threading.RLock()  # reentrant, because `times` calls other methods that acquire it
 
     def add(self, seconds: float) -> None:
         """Add the duration of one call."""
@@ -72,9 +74,9 @@ class Timing:
             self.sum_up()
 
     def exclude(self, seconds: float) -> None:
-        """Exclude a wait from the duration of the call under way, which is the next one to be added.
+        """Exclude a wait from the duration of the measured call that is under way.
 
-        The adding thread calls it within that call.
+        The thread that makes the call, and adds its duration afterwards, calls this method within it.
         """
         if seconds > 0:
             with self._lock:
@@ -82,15 +84,15 @@ class Timing:
                 self._has_waits = True
 
     def _waits(self) -> float:
-        """Return the waits of the call that is about to be added, as a negative number of seconds."""
+        """Return the waits in the call that is about to be added, summed, as a negative number of seconds."""
         return sum(takewhile(lambda seconds: seconds < 0, reversed(self.recent)))
 
     def add_run(self, calls: int, seconds: float, longest: float) -> None:
-        """Add several short calls that were clocked together.
+        """Add several short calls that were measured together.
 
         Args:
             calls: the number of calls.
-            seconds: the sum of their durations; the histogram counts all calls as equally long.
+            seconds: the sum of their durations. In the histogram all calls count as equally long.
             longest: the longest of their durations, in seconds.
         """
         with self._lock:
@@ -100,43 +102,45 @@ class Timing:
             self._counts[_bin(seconds / calls)] += calls
 
     def begin_sampling(self, sampling: bool) -> None:
-        """Set whether later calls are samples, from which the times of unmeasured calls are estimated."""
+        """Set whether only a sample of the later calls is measured, from which the others are estimated."""
         self.sum_up()
         self._sampling = sampling
 
     def sum_up(self) -> None:
-        """Add the recent durations to the sums, unless a reader is doing so at this moment.
+        """Add the recent durations to the sums, unless a reading thread is doing so at this moment.
 
-        The adding thread calls it, and never waits for a reader.
+        The adding thread calls this method, and never waits for a reading thread.
         """
-        if self._lock.acquire(blocking=False):  # else a reader sums up at this moment
+        if self._lock.acquire(blocking=False):
             try:
                 self._sum_up()
             finally:
                 self._lock.release()
 
     def _sum_up(self) -> None:
-        added = self.recent[:]
-        if not added:
+        """Add the recent durations to the sums; the caller holds the lock."""
+        durations = self.recent[:]
+        if not durations:
             return
         if self._has_waits:
-            ended = max((i for i, each in enumerate(added, 1) if each >= 0), default=0)
-            self._has_waits = ended < len(added)  # the call in which they were spent is under way
+            # waits after the last duration belong to a call that is under way, and stay in the list
+            ended = max((i for i, seconds in enumerate(durations, 1) if seconds >= 0), default=0)
+            self._has_waits = ended < len(durations)
             del self.recent[:ended]
-            if not (added := _without_waits(added[:ended])):
+            if not (durations := _without_waits(durations[:ended])):
                 return
         else:
-            del self.recent[: len(added)]  # the adding thread may have appended meanwhile
-        seconds = sum(added)
-        self._clocked += len(added)
-        self._seconds += seconds
-        self._longest = max(self._longest, *added)
+            del self.recent[: len(durations)]  # the adding thread may have appended others meanwhile
+        total = sum(durations)
+        self._clocked += len(durations)
+        self._seconds += total
+        self._longest = max(self._longest, *durations)
         if self._sampling:
-            self._sampled += len(added)
-            self._sampled_seconds += seconds
-        # `_bin` written out, because a call of it takes twice as long (`benchmarks.accounting`)
+            self._sampled += len(durations)
+            self._sampled_seconds += total
+        # `_bin` written out, because calls of it would take twice as long (`benchmarks.accounting`)
         self._counts.update(
-            [log2(s) * _BINS_PER_DOUBLING // 1 if s > _LEAST_SECONDS else _FIRST_BIN for s in added]
+            [log2(s) * _BINS_PER_DOUBLING // 1 if s > _LEAST_SECONDS else _FIRST_BIN for s in durations]
         )
 
     @property
@@ -147,7 +151,7 @@ class Timing:
             return self._clocked
 
     def clocked_seconds(self) -> float | None:
-        """Return the seconds of all measured calls without waiting; None while another thread reads them."""
+        """Return the seconds of all measured calls; None at once if another thread is reading the results."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -156,9 +160,9 @@ class Timing:
             self._lock.release()
 
     def estimate(self, calls: int) -> float:
-        """Return the total seconds of `calls` calls: exact if all were clocked, else partly estimated.
+        """Return the total seconds of `calls` calls, of which some may not have been measured.
 
-        A call that was not clocked is taken to last as long as the mean of the calls clocked while sampling.
+        Each call that was not measured counts as the mean of the calls in the sample.
         """
         with self._lock:
             self._sum_up()
@@ -168,24 +172,25 @@ class Timing:
             return self._seconds + mean * max(0, calls - self._clocked)
 
     def percentile(self, share: float) -> float:
-        """Return a percentile of the clocked calls, in seconds and accurate within 5 %; 0.0 without calls.
+        """Return a percentile of the measured calls in seconds, accurate within 5 %; 0.0 without calls.
 
         Args:
             share: the part of the calls, 0..1, that last no longer than the result.
         """
         with self._lock:
             self._sum_up()
-            left = share * self._clocked
+            remaining_calls = share * self._clocked
             for number in sorted(self._counts):
-                left -= self._counts[number]
-                if left <= 0:
+                remaining_calls -= self._counts[number]
+                if remaining_calls <= 0:
                     return min(self._longest, 2 ** ((number + 0.5) / _BINS_PER_DOUBLING))
             return self._longest
 
     def histogram(self) -> list[tuple[float, int]]:
-        """Return (lower edge in seconds, number of calls) for each non-empty bin, the shortest first.
+        """Return the bins of the histogram that contain calls, the shortest durations first.
 
-        A bin is 5 % wide.
+        Returns:
+            for each bin its lower edge in seconds, and the number of calls. A bin is 5 % wide.
         """
         with self._lock:
             self._sum_up()
@@ -194,7 +199,11 @@ class Timing:
             ]
 
     def times(self, calls: int | None = None) -> Times:
-        """Return the distribution of the times of `calls` calls; None means the clocked ones."""
+        """Return the distribution of the durations.
+
+        Args:
+            calls: the number of all calls, for the estimated mean; None if all calls were measured.
+        """
         with self._lock:
             calls = calls or self.clocked
             mean = self.estimate(calls) / calls if calls else 0.0
@@ -202,20 +211,20 @@ class Timing:
             return Times(samples=self._clocked, mean=mean, p50=p50, p90=p90, p99=p99, max=self._longest)
 
 
-def _without_waits(added: list[float]) -> list[float]:
-    """Return durations less the waits before each of them, which are negative."""
-    found, waits = [], 0.0
-    for seconds in added:
+def _without_waits(recent: list[float]) -> list[float]:
+    """Return the durations in a list, each without the waits before it, which are negative numbers."""
+    durations, waits = [], 0.0
+    for seconds in recent:
         if seconds < 0:
             waits += seconds
         else:
-            found.append(max(0.0, seconds + waits))
+            durations.append(max(0.0, seconds + waits))
             waits = 0.0
-    return found
+    return durations
 
 
 def _bin(seconds: float) -> float:
-    """Return the number of the histogram's bin for a duration; the bin of a second has the number 0."""
+    """Return the number of the histogram's bin for a duration; bin 0 begins at one second."""
     return log2(max(seconds, _LEAST_SECONDS)) * _BINS_PER_DOUBLING // 1
 
 
@@ -223,14 +232,14 @@ _FIRST_BIN = _bin(_LEAST_SECONDS)
 
 
 class Budget:
-    """A limit on the p99 of a handler's calls, which reports once that it is exceeded.
+    """A limit for the 99th percentile of a handler's calls; the first time it is exceeded, this is reported.
 
-    The limit is exceeded as soon as more than one clocked call in a hundred took longer, and at least `LEAST`
-    calls did: a single call may have been interrupted, and the first call includes set-up.
+    The limit is exceeded as soon as more than one measured call in a hundred, and at least `LEAST` calls,
+    took longer. A single long call may have been interrupted, and the first call may include set-up.
 
     Args:
-        seconds: the limit on the p99, in seconds.
-        exceeded: called with the p99 in seconds when the limit is exceeded.
+        seconds: the limit in seconds.
+        exceeded: called once with the 99th percentile in seconds when the limit is exceeded.
     """
 
     __slots__ = ("_over", "_report", "exceeded", "seconds")
@@ -244,7 +253,7 @@ class Budget:
         self._over = 0
 
     def overrun(self, timing: Timing) -> None:
-        """Count a call that took longer than the limit, and report it if the p99 now exceeds the limit.
+        """Count a call that took longer than the limit, and report if the 99th percentile now exceeds it.
 
         Args:
             timing: the durations of all calls, including this one.

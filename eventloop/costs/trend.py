@@ -1,7 +1,7 @@
-"""Compute the seconds of phases over the course of a run, and those of a usual iteration.
+"""Compute the seconds of phases over the course of a run, and those of a usual iteration, for reports.
 
-The `trend` of a cost record holds the phases at successive points of the run, each the sum over equally many
-iterations. Reports use these functions.
+The `trend` of a cost record divides the run into points of equally many iterations. Each point has the
+phases, summed over its iterations.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from eventloop.costs.records import PHASES, WAITS, RunCosts
 
 
 def trend(costs: RunCosts, phase: str) -> list[float]:
-    """Return the mean seconds of a phase in an iteration, for each point of the trend."""
+    """Return, for each point of the trend, the mean seconds of a phase in one iteration."""
     return [
         getattr(point.phases, phase) / point.phases.iterations
         for point in costs.trend
@@ -21,13 +21,20 @@ def trend(costs: RunCosts, phase: str) -> list[float]:
 
 
 def medians(costs: RunCosts) -> dict[str, float]:
-    """Return the median seconds of each phase over the points of the trend, with "wall" for whole iterations.
+    """Return the median seconds of each phase over the points of the trend.
 
-    It is empty without points. The medians of the phases need not add up to that of "wall".
+    The key "wall" stands for whole iterations; the medians of the phases need not add up to its value. The
+    mapping is empty if the trend has no points.
     """
-    return {phase: usual(costs, phase) for phase in (*PHASES, *WAITS, "wall")} if trend(costs, "wall") else {}
+    if not trend(costs, "wall"):
+        return {}
+    return {phase: usual(costs, phase) for phase in (*PHASES, *WAITS, "wall")}
 
 
 def usual(costs: RunCosts, phase: str) -> float:
-    """Return the median seconds of a phase over the points of the trend, which must not be empty."""
+    """Return the median seconds of a phase in an iteration over the points of the trend.
+
+    Raises:
+        StatisticsError: the trend is empty.
+    """
     return median(trend(costs, phase))

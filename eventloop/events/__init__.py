@@ -1,8 +1,8 @@
-"""Define the events: immutable records of what happened, without tensors or trainers.
+"""Define the events: immutable records of what happened in a run, without tensors or trainers.
 
-Start with `types`, which has the events and their fields, and `health`, which has those about the health of a
-run. `catalogue` finds events by name, `codec` encodes them as bytes. The package imports only `migration` and
-`util`.
+Start with `types`, which defines most events and their fields; `health` defines the events that report
+failures and slow parts. `catalogue` finds events by name, and `codec` encodes them as bytes. The package
+imports only `migration` and `util`.
 """
 
 from eventloop.events.base import Counter as Counter

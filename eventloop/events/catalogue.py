@@ -13,7 +13,12 @@ from eventloop.util.suggest import suggest
 
 
 def find_event(event: str | type[Event]) -> type[Event]:
-    """Return the event class for a name, an alias or a class."""
+    """Return the event class for a name, an alias or a class.
+
+    Raises:
+        TypeError: `event` is neither a name nor an event class, or is a base class of events.
+        ValueError: no event has this name, or several modules declare one.
+    """
     if isinstance(event, type) and hasattr(event, "background_born"):
         if event.__name__ == "Event" or event.__name__.startswith("_"):
             raise TypeError(
@@ -26,7 +31,7 @@ def find_event(event: str | type[Event]) -> type[Event]:
     if len(candidates) == 1:
         return candidates[0]
     if candidates:
-        modules = " and ".join(c.__module__ for c in candidates)
+        modules = " and ".join(candidate.__module__ for candidate in candidates)
         raise ValueError(f"the event name {event!r} is declared by {modules}: pass the class itself")
     meant = point_meant(event)
     if meant in known_events():
@@ -35,7 +40,7 @@ def find_event(event: str | type[Event]) -> type[Event]:
 
 
 def several(events: str | type[Event] | Sequence[str | type[Event]]) -> tuple[str | type[Event], ...]:
-    """Return one event, or a sequence of events, as a tuple. A str is a single name."""
+    """Return the given event or events as a tuple; a str is the name of one event."""
     if isinstance(events, str | type):
         return (events,)
     try:
@@ -46,4 +51,4 @@ def several(events: str | type[Event] | Sequence[str | type[Event]]) -> tuple[st
 
 def declared_events() -> list[type[Event]]:
     """Return every declared event class, in order of declaration."""
-    return [event_type for known in known_events().values() for event_type in known]
+    return [event_type for same_name in known_events().values() for event_type in same_name]

@@ -1,4 +1,4 @@
-"""Define events that are created later, in the background, and events with the time of their emit."""
+"""Define objects that create events later, in the background, and events with the time of their emit."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from eventloop.events.base import Event
 
 
 class Deferred(Protocol):
-    """Events that need a value that is still being copied from a device.
+    """An object that creates events from values that are still being copied from a device.
 
-    The object is posted with `Bus.post`. In the background the keeper waits until `ready` returns True, and
-    then calls `events`, in the order of the posts.
+    A program passes it to `Bus.post`. The bus's background thread waits until `ready` returns True, and then
+    calls `events`, in the order in which the objects were posted.
     """
 
     def ready(self) -> bool:
-        """Return whether `events` would return without waiting."""
+        """Return whether the values have arrived, so that `events` need not wait."""
 
     def events(self) -> Iterable[Event]:
-        """Create the events. Called once, on the keeper's thread."""
+        """Create the events. The bus's background thread calls this once."""
 
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """A placeholder for deferred events in the queue of one subscriber."""
+    """A placeholder in the queue of one subscriber for events that a `Deferred` object will create."""
 
     types: tuple[type[Event], ...]
     events: list[Queued] | None = None
-    """The events that the subscriber wants; None until they are created."""
+    """The events that pass the subscriber's filters; None until they are created."""
 
 
 class Stamped(msgspec.Struct, frozen=True, gc=False):
@@ -40,7 +40,7 @@ class Stamped(msgspec.Struct, frozen=True, gc=False):
 
     event: Event
     emitted: float
-    """The time of the emit, by `perf_counter`."""
+    """The time of the emit in seconds, by `perf_counter`."""
 
 
 Queued = Event | Stamped
@@ -54,7 +54,7 @@ class Timed(NamedTuple):
 
 
 def unstamped(item: Queued) -> Event:
-    """Return the event without its time."""
+    """Return the event of a queue's item, without its time."""
     return item.event if isinstance(item, Stamped) else item
 
 

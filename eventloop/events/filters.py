@@ -16,12 +16,12 @@ Passes = Callable[[Event], bool]
 
 
 def check_filter(every: int, start: int, once: bool, when: Predicate | None) -> None:
-    """Refuse invalid arguments of a filter when the filter is created, not at the first event.
+    """Check the arguments of a filter when it is created, so that no error comes at the first event.
 
     Raises:
-        TypeError: `every` or `start` is not an int, `once` not a bool, or `when` not a function of one
+        TypeError: `every` or `start` is not an int, `once` is not a bool, or `when` is not a function of one
             argument.
-        ValueError: `every` below 1 or `start` below 0.
+        ValueError: `every` is below 1, or `start` is below 0.
     """
     at_least("every", every, 1)
     at_least("start", start, 0)
@@ -33,7 +33,7 @@ def check_filter(every: int, start: int, once: bool, when: Predicate | None) -> 
 
 
 def describe_filter(every: int, start: int, once: bool, when: Predicate | None) -> str:
-    """Return the filter as the plan prints it; "" if every event passes."""
+    """Return a filter as `print(bus)` shows it, such as "every=10 once"; "" if every event passes."""
     parts = []
     if every != 1:
         parts.append(f"every={every}")
@@ -49,7 +49,7 @@ def describe_filter(every: int, start: int, once: bool, when: Predicate | None) 
 def make_filter(event_type: type[Event], every: int, start: int, when: Predicate | None) -> Passes | None:
     """Return the filter of one subscription as a function `(event) -> bool`; None if every event passes.
 
-    An event with counter `c` passes when `c > start and (c - start) % every == 0` and `when(event)` is true.
+    An event with the counter `c` passes if `c > start`, `(c - start) % every == 0` and `when(event)` is true.
     """
     tests: list[Passes] = []
     if every != 1 or start:
@@ -63,9 +63,11 @@ def make_filter(event_type: type[Event], every: int, start: int, when: Predicate
 
 
 def source_of(event_type: type[Event], every: int, start: int, when: Predicate | None) -> str | None:
-    """Return the test of `make_filter` as an expression of `event` in Python, or None if there is no such.
+    """Return the test that `make_filter` makes as Python source about a variable `event`.
 
-    A compiled plan uses it in each iteration, where the call of a function would double the cost of the test.
+    The bus compiles it into the function that calls the handlers, because the call of another function would
+    double the cost of the test. Return None for a filter that needs `when` or a counter other than "iter",
+    and if every event passes.
     """
     if when is not None or (every == 1 and not start) or event_type.counter != "iter":
         return None
@@ -75,7 +77,8 @@ def source_of(event_type: type[Event], every: int, start: int, when: Predicate |
 
 
 def _due(kind: Counter, every: int, start: int) -> Passes:
-    if kind == "iter":  # inlined: in each iteration a second call would double the cost
+    """Return a function that tests `every` and `start` against an event's counter."""
+    if kind == "iter":  # reads the counter itself: in each iteration a second call would double the cost
         return lambda event: (past := event.iter + 1 - start) > 0 and past % every == 0  # type: ignore[attr-defined]
     counter = make_counter(kind)
 
@@ -87,9 +90,11 @@ def _due(kind: Counter, every: int, start: int) -> Passes:
 
 
 def first_only(passes: Passes | None, firings: Iterator[int]) -> Passes:
-    """Return a filter that passes only the first event that `passes` lets through.
+    """Return a filter that passes only the first event for which `passes` is true.
 
-    Filters that share the iterator `firings`, which counts from 0, pass one event in total.
+    Args:
+        passes: the filter without `once`; None if every event passes.
+        firings: an iterator that counts from 0. Filters that share it pass one event in total.
     """
     return lambda event: (passes is None or passes(event)) and next(firings) == 0
 
@@ -104,7 +109,7 @@ def make_counter(kind: Counter) -> Callable[[Any], int]:
         return lambda event: cast(int, event.batch_idx) + 1
     occurrences = count(1)
     if kind == "val_epoch":
-        # Without epochs (iteration-based training, a lone val()) `epoch` stands still and would never fire.
+        # If max_iters measures the run, or there is no training, `epoch` stays the same and is no counter.
         def completed_epochs(event: Any) -> int:
             occurrence = next(occurrences)
             return cast(int, event.epoch) if event.max_epochs is not None and event.epoch else occurrence

@@ -1,4 +1,4 @@
-"""Define the events that report the health of a run: failures, losses of events, slow parts, a lost loss."""
+"""Define the events about the health of a run: failures, dropped events, slow parts, an invalid loss."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from eventloop.events.types import _LoopEvent
 class HandlerFailed(Event, kw_only=True):
     """A background subscriber raised an error, or a delivery exceeded its `stall_timeout`.
 
-    `error` is the exception's text, `count` the failed events so far, `cost` the seconds of the delivery.
-    `logged` says that the subscriber has named the failure in the log itself, so the console does not.
+    `error` is the exception's text, `count` the number of failed events so far, and `cost` the seconds of the
+    delivery. `logged` is true if the subscriber has logged the failure itself, so that the console does not.
     """
 
     handler: str = ""
@@ -21,16 +21,16 @@ class HandlerFailed(Event, kw_only=True):
 
 
 class EventsDropped(Event, kw_only=True):
-    """A subscriber missed `count` events since the last such event, because its queue was full."""
+    """A subscriber missed `count` events since its last `events_dropped`, because its queue was full."""
 
     handler: str = ""
     count: int = 0
 
 
 class LoaderStall(_LoopEvent, kw_only=True):
-    """A median iteration waits for the train loader for more than 30 % of its time. Emitted once a run.
+    """The median iteration spends more than 30 % of its time waiting for the train loader.
 
-    `share` is that part of an iteration, 0..1, and `advice` is a sentence with a remedy.
+    Emitted once a run. `share` is this part of an iteration, 0..1, and `advice` is a sentence with a remedy.
     """
 
     share: float = 0.0
@@ -40,7 +40,7 @@ class LoaderStall(_LoopEvent, kw_only=True):
 class SlowHandler(Event, kw_only=True):
     """A handler exceeds its `budget_us`. Emitted once per handler.
 
-    `cost` is the p99 of its calls in seconds, and `count` the number of measured calls.
+    `cost` is the 99th percentile of its calls in seconds, and `count` the number of measured calls.
     """
 
     handler: str = ""
@@ -49,11 +49,11 @@ class SlowHandler(Event, kw_only=True):
 
 
 class SlowRank(_LoopEvent, kw_only=True):
-    """All ranks wait for one slow rank. Emitted on every rank, once while this rank stays slow in this phase.
+    """All ranks wait for `rank`, which is slow. Emitted on every rank, once while it stays slow in `phase`.
 
-    `phase` takes `seconds` of an iteration on the slow rank, and all phases together take `longer` seconds
-    more than on the median rank; neither includes waits for other ranks. `advice` is a sentence with these
-    facts.
+    On the slow rank, `phase` takes `seconds` of an iteration. All phases of this rank together take `longer`
+    seconds more than those of the median rank. Neither time includes waits for other ranks. `advice` is a
+    sentence with these facts.
     """
 
     rank: int = 0
@@ -64,10 +64,10 @@ class SlowRank(_LoopEvent, kw_only=True):
 
 
 class InvalidLoss(_LoopEvent, kw_only=True):
-    """The loss of iteration `iter` is NaN or infinite. Emitted once by a trainer, as soon as it is found.
+    """The loss of iteration `iter` is NaN or infinite. A trainer emits this event at most once.
 
-    It is found when losses are logged, when a checkpoint is saved, or at the end of the run. `advice` is a
-    sentence with the loss and a remedy.
+    Losses are checked when they are logged, when a checkpoint is saved, and at the end of the run. `advice`
+    is a sentence with the loss and a remedy.
     """
 
     advice: str = ""

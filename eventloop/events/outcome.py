@@ -1,4 +1,4 @@
-"""Decide how a run ended. Every writer that reports the end to a tracker takes its status from here."""
+"""Decide how a run ended: finished, failed or killed. Writers for trackers such as W&B report this status."""
 
 from __future__ import annotations
 
@@ -9,43 +9,42 @@ from eventloop.events.types import AfterRun, BeforeRun
 
 Status = Literal["finished", "failed", "killed"]
 ENDING = (BeforeRun, AfterRun)
-"""The events that decide how a run ended."""
+"""The types of the events that decide how a run ended."""
 
 
 class RunOutcome:
-    """Follow the events of a run, and decide how it ended.
+    """Decide from the event `after_run` how a run ended.
 
-    The error and the signal of `after_run` decide alone, so that a worker process that has seen no event
-    before it has the same answer. A run that a signal has ended was killed, even if it was saved first, and
-    even if the signal came in its last iteration: the process ends by it. A signal after the last boundary
-    changes nothing, because the run has ended by itself. A run that an error has ended has failed, also if a
-    signal came before the error. Any other end, such as by `trainer.stop`, is a finish.
+    An error makes the run "failed", but a KeyboardInterrupt makes it "killed". A signal that ended the run
+    makes it "killed", even if a checkpoint was saved first. If both came, the error decides. Any other end,
+    such as by `trainer.stop`, is "finished". Only `after_run` is needed, so that a worker process that
+    received no earlier event decides the same.
     """
 
     def __init__(self) -> None:
-        self._ended: AfterRun | None = None
+        self._after_run: AfterRun | None = None
 
     def receive(self, event: Event) -> None:
-        """Receive an event; others than the begin and the end of a run change nothing."""
+        """Receive an event; only the types in `ENDING` have an effect."""
         match event:
             case BeforeRun():
-                self._ended = None
+                self._after_run = None
             case AfterRun():
-                self._ended = event
+                self._after_run = event
 
     @property
     def status(self) -> Status:
         """Return how the run ended; "killed" if it has not ended."""
-        ended = self._ended
-        if ended is None or (ended.error or "").startswith(KeyboardInterrupt.__name__):
+        after_run = self._after_run
+        if after_run is None or (after_run.error or "").startswith(KeyboardInterrupt.__name__):
             return "killed"
-        if ended.error is not None:
+        if after_run.error is not None:
             return "failed"
-        return "killed" if ended.signal is not None else "finished"
+        return "killed" if after_run.signal is not None else "finished"
 
     @property
     def error(self) -> str:
-        """Return why the run is not finished: its error, or what killed it; "" if it is."""
-        if self._ended is None:
+        """Return the run's error, or the reason of a run that was killed; "" if it finished."""
+        if self._after_run is None:
             return "killed"
-        return self._ended.error or (self._ended.reason if self.status == "killed" else "")
+        return self._after_run.error or (self._after_run.reason if self.status == "killed" else "")

@@ -21,7 +21,14 @@ class Priority(IntEnum):
 
 
 def get_priority(priority: Priority | int | str) -> int:
-    """Return the number 0..100 of a `Priority`, of its name in any case, or of an int."""
+    """Return a priority as a number in 0..100.
+
+    Args:
+        priority: a `Priority`, its name in upper or lower case, or the number itself.
+
+    Raises:
+        TypeError, ValueError: `priority` is not one of these.
+    """
     if isinstance(priority, str):
         return _by_name(priority)
     if isinstance(priority, bool) or not isinstance(priority, int):
@@ -34,6 +41,7 @@ def get_priority(priority: Priority | int | str) -> int:
 
 
 def _by_name(name: str) -> int:
+    """Return the number of a named priority; suggest the nearest name for an unknown one."""
     member = Priority.__members__.get(name.strip().upper().replace(" ", "_"))
     if member is not None:
         return int(member)

@@ -8,13 +8,14 @@ import msgspec
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The facts about a run just before `before_run` is emitted."""
+    """The facts about a run, as they are just before `before_run` is emitted."""
 
     work_dir: str
     """The absolute path of the run's directory, which exists and can be written."""
     start_iter: int = 0
-    """The completed train iterations at the begin of the run; above 0 after a resume."""
+    """The number of completed train iterations at the begin of the run; above 0 after a resume."""
     start_epoch: int = 0
+    """The number of completed epochs at the begin of the run."""
     max_iters: int | None = None
     max_epochs: int | None = None
     iters_per_epoch: int | None = None
@@ -26,7 +27,10 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class CurrentRun:
-    """The facts of a trainer's latest run. Writers hold this object, so that the trainer can be freed."""
+    """The facts of a trainer's latest run. Writers refer to this object instead of the trainer.
+
+    So the trainer can be freed while writers still work.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run

@@ -11,10 +11,20 @@ from eventloop.events.catalogue import find_event
 def subscribed_types(
     name: str, events: tuple[str | type[Event], ...], *, background: bool
 ) -> tuple[bool, tuple[type[Event], ...]]:
-    """Return whether a subscriber receives all events, and the event types if it does not."""
+    """Return whether a subscriber receives all events, and its event types, which are empty in that case.
+
+    Args:
+        name: the subscriber's name, for errors.
+        events: the events that were named in the subscription; "*" stands for all.
+        background: whether the subscriber runs in the background.
+
+    Raises:
+        TypeError: no event is named, or a sync handler names an event that is created in the background.
+        ValueError: an event is unknown.
+    """
     if not events:
         raise TypeError(f"{name} subscribes to no event: name at least one, or '*' for all")
-    types = tuple(dict.fromkeys(find_event(e) for e in events if e != "*"))
+    types = tuple(dict.fromkeys(find_event(event) for event in events if event != "*"))
     for event_type in types:
         if event_type.background_born and not background:
             raise TypeError(
@@ -32,7 +42,10 @@ def check_possible(name: str, types: Iterable[type[Event]], excluded: Mapping[ty
     Args:
         name: the subscriber's name, for the error.
         types: the event types of the subscription.
-        excluded: the events that are never emitted, with the reasons.
+        excluded: the types of the events that are never emitted, each with the reason.
+
+    Raises:
+        ValueError: `types` contains an excluded type.
     """
     for event_type in types:
         if (reason := excluded.get(event_type)) is not None:

@@ -1,10 +1,10 @@
 """Define the events of a run, as immutable records that can be encoded.
 
-An event holds numbers, strings, paths and bytes, never a live object, so it can be sent. Counters
-follow MMEngine: `iter` and `epoch` are the 0-based indices of the current train iteration and epoch. In
-`after_train_iter` both are those of the completed iteration. In `after_train_epoch` `epoch` is the completed
-epoch and `iter` the next iteration. In a validation after an epoch `epoch` is the number of completed epochs.
-`step` is the number of completed train iterations.
+An event holds numbers, strings, paths and bytes, never a live object such as a tensor, so that it can be sent
+to another thread or process. Counters follow MMEngine: `iter` and `epoch` are the 0-based indices of the
+current train iteration and epoch. In `after_train_iter` both are those of the completed iteration. In
+`after_train_epoch`, `epoch` is the completed epoch and `iter` the next iteration. In a validation after an
+epoch, `epoch` is the number of completed epochs. `step` is the number of completed train iterations.
 
     before_run
       before_train
@@ -16,8 +16,8 @@ epoch and `iter` the next iteration. In a validation after an epoch `epoch` is t
       after_train
     after_run
 
-A subclass of `Event` is a new event, which can be subscribed to by its snake_case name. A class with a field
-of live objects, such as a tensor, an array or a module, is refused when it is defined:
+A subclass of `Event` is a new event, and handlers subscribe to it by its snake_case name. A class with a
+field for a tensor, an array or a module is refused when it is defined.
 
     class LunchServed(Event):
         dish: str
@@ -34,13 +34,13 @@ from eventloop.events.base import Counter, Event
 
 Mode = Literal["train", "val", "test", "predict"]
 COMPLETED = "completed"
-"""The `reason` of a closing event whose phase was not cut short."""
+"""The `reason` of a closing event, such as `after_train`, whose phase reached its end."""
 BY_COMMAND = "command"
-"""The `reason` of a complete validation that the command `validate` made; it counts for nothing."""
+"""The `reason` of a complete validation by the command `validate`: hooks that compare scores ignore it."""
 
 
 class _LoopEvent(Event, kw_only=True):
-    """The counters of every event of the loop, which the module docstring explains."""
+    """The base class of events with the counters of the loop, which the module docstring explains."""
 
     iter: int = 0
     epoch: int = 0
@@ -95,8 +95,8 @@ class BeforeRun(_LoopEvent, kw_only=True):
 class AfterRun(_LoopEvent, kw_only=True):
     """A call of `train`, `val`, `test`, `run` or `predict` has ended, and `reason` says why.
 
-    `error` is the exception that ended it, as text, or None. `signal` is the name of the signal that ended
-    it, such as "SIGTERM", on whichever rank it came, or None.
+    `error` is the text of the exception that ended it, or None. `signal` is the name of the signal that ended
+    it, such as "SIGTERM", or None; any rank may have received the signal.
     """
 
     reason: str = COMPLETED
@@ -108,7 +108,7 @@ class AfterRun(_LoopEvent, kw_only=True):
 
 
 class BeforeTrain(_TrainEvent, kw_only=True):
-    """Training begins, after a checkpoint was loaded."""
+    """Training begins. In a resumed run the checkpoint was loaded before."""
 
 
 class AfterTrain(_TrainEvent, kw_only=True):
@@ -159,7 +159,7 @@ class BeforeTrainEpoch(_TrainEvent, kw_only=True):
 
 
 class AfterTrainEpoch(_TrainEvent, kw_only=True):
-    """An epoch of training ends. If it was cut short, `reason` is not "completed" and it is not counted."""
+    """An epoch of training ends. If it was cut short, `reason` says why, and the epoch is not counted."""
 
     counter: ClassVar[Counter] = "epoch"
     reason: str = COMPLETED
@@ -203,7 +203,7 @@ class BeforeTrainIter(_IterEvent, kw_only=True):
 
 
 class AfterTrainIter(_IterEvent, kw_only=True):
-    """The forward pass is done (`trainer.outputs`); the optimizer hook does the rest at priority 30."""
+    """The forward pass is done (`trainer.outputs`); at priority 30 the optimizer hook makes its step."""
 
     batch_idx: int = 0
 
@@ -233,7 +233,7 @@ class AfterPredictIter(_PredictIter, kw_only=True):
 
 
 class BatchPredicted(_PredictIter, kw_only=True):
-    """The outputs of a batch: `outputs_of(event)` decodes `data`; `indices` are those in the data set."""
+    """The outputs of a batch: `outputs_of(event)` decodes `data`; `indices` are the samples' positions."""
 
     indices: tuple[int, ...] = ()
     data: bytes = b""
@@ -243,19 +243,19 @@ class BatchPredicted(_PredictIter, kw_only=True):
 
 
 class AfterBackward(_IterEvent, kw_only=True):
-    """Gradients are there, not yet clipped."""
+    """The backward pass is done; the gradients are not clipped yet."""
 
 
 class BeforeOptimizerStep(_IterEvent, kw_only=True):
-    """Gradients are clipped; the parameters are about to change."""
+    """The gradients are clipped; the optimizer is about to change the parameters."""
 
 
 class AfterOptimizerStep(_IterEvent, kw_only=True):
-    """The parameters have changed."""
+    """The optimizer has changed the parameters."""
 
 
 class OptimizerStepSkipped(_IterEvent, kw_only=True):
-    """No step was made, for `reason`; schedulers that count iterations do not advance."""
+    """The optimizer made no step, for `reason`. Schedulers that count iterations do not advance."""
 
     reason: str = ""
 
@@ -278,7 +278,7 @@ class CheckpointSaved(_LoopEvent, kw_only=True):
 
 
 class CheckpointFailed(_LoopEvent, kw_only=True):
-    """Nothing was saved at `path`, and nothing older was removed."""
+    """A checkpoint could not be saved at `path`, and no older one was removed."""
 
     path: str = ""
     seconds: float = 0.0
@@ -291,7 +291,7 @@ class AfterLoadCheckpoint(_LoopEvent, kw_only=True):
     path: str = ""
 
 
-# --- logging (made on the background side, where a value on a device may be waited for) --------------------
+# --- logging (created in the background, which may wait for values on a device) ----------------------------
 
 
 class _LogEvent(_LoopEvent, kw_only=True):
@@ -307,7 +307,7 @@ class ScalarsLogged(_LogEvent, kw_only=True):
 
 
 class ImageLogged(_LogEvent, kw_only=True):
-    """`data` is the image's bytes, C order, of `shape` (height, width, channels) and numpy `dtype`."""
+    """An image. `data` is its bytes in C order, of `shape` (height, width, channels) and numpy `dtype`."""
 
     name: str = ""
     data: bytes = b""
@@ -316,7 +316,7 @@ class ImageLogged(_LogEvent, kw_only=True):
 
 
 class HistogramLogged(_LogEvent, kw_only=True):
-    """`data` is the values' bytes, C order, of `shape` and numpy `dtype`."""
+    """The values for a histogram. `data` is their bytes in C order, of `shape` and numpy `dtype`."""
 
     name: str = ""
     data: bytes = b""
@@ -325,14 +325,14 @@ class HistogramLogged(_LogEvent, kw_only=True):
 
 
 class TextLogged(_LogEvent, kw_only=True):
-    """A text under a name."""
+    """A text that was logged under a name."""
 
     name: str = ""
     text: str = ""
 
 
 class RunInfo(_LogEvent, kw_only=True):
-    """Facts of the run, its `Trainer(config=...)` and its parts' options. Emitted once, at its start."""
+    """Facts of the run, its `Trainer(config=...)` and its parts' options. Emitted once, when it starts."""
 
     info: dict[str, str] = {}
     config: dict[str, Any] = {}
@@ -356,7 +356,7 @@ class CommandApplied(_LoopEvent, kw_only=True):
 
 
 class CommandRefused(_LoopEvent, kw_only=True):
-    """A command was refused, for `reason`; nothing of it was applied."""
+    """A command was refused, for `reason`, and no part of it was applied."""
 
     command: str = ""
     arguments: dict[str, Any] = {}
@@ -365,7 +365,7 @@ class CommandRefused(_LoopEvent, kw_only=True):
 
 
 class CheckpointEvaluated(_LoopEvent, kw_only=True):
-    """The checkpoint at `path` was validated by another process, with these `metrics`.
+    """Another process has validated the checkpoint at `path`, with these `metrics`.
 
     The counters are those of the checkpoint, not those of the training at this moment.
     """
@@ -395,6 +395,6 @@ class StopRequested(_LoopEvent, kw_only=True):
 
 
 class PreemptionRequested(_LoopEvent, kw_only=True):
-    """The process received a signal to end, and the run will stop soon."""
+    """The process received a signal that asks it to end, and the run will stop at an iteration boundary."""
 
     reason: str = ""

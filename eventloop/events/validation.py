@@ -1,7 +1,7 @@
-"""Refuse event classes with fields of live objects: tensors, arrays and modules.
+"""Refuse event classes with fields for live objects: tensors, arrays and modules.
 
-`Event` calls it for each subclass. Types are recognized by module and name, so that this module imports
-neither torch nor numpy.
+`Event` calls `refuse_live_fields` for each subclass. The types are recognized by their module and name, so
+that neither torch nor numpy is imported.
 """
 
 from __future__ import annotations
@@ -22,29 +22,32 @@ _LIVE = {
     ("numpy", "ndarray"): _ARRAY,
     ("torch.nn.modules.module", "Module"): _MODULE,
 }
-"""The classes of live objects by module and name, each with advice; subclasses count, too."""
+"""The classes of live objects by module and name, each with advice. Their subclasses are refused as well."""
 _NO_VALUES = (ClassVar, Literal, type, collections.abc.Callable)
-"""Annotations whose arguments in brackets are not the types of field values."""
+"""Annotations whose arguments in brackets are not types of the field's value."""
 
 
 def refuse_live_fields(cls: type) -> None:
-    """Check the fields that an event class itself declares; accept annotations that cannot be resolved."""
+    """Raise TypeError if a field of an event class is annotated with a type of live objects.
+
+    Only the fields that the class itself declares are checked. Annotations that cannot be resolved pass.
+    """
     for name, annotation in vars(cls).get("__annotations__", {}).items():
-        for named in _types_in(annotation, cls.__module__):
-            for base in getattr(named, "__mro__", ()):
-                if (what_to_do := _LIVE.get((base.__module__, base.__qualname__))) is not None:
+        for field_type in _types_in(annotation, cls.__module__):
+            for base in getattr(field_type, "__mro__", ()):
+                if (advice := _LIVE.get((base.__module__, base.__qualname__))) is not None:
                     raise TypeError(
                         f"field {name!r} of event {cls.__module__}.{cls.__qualname__} is a "
-                        f"{_called(named)}, and an event holds plain, unchanging values, which can cross a "
-                        f"thread, a process and a file: {what_to_do}"
+                        f"{field_type.__module__}.{field_type.__qualname__}, and an event holds plain, "
+                        f"unchanging values, which can cross a thread, a process and a file: {advice}"
                     )
 
 
 def _types_in(annotation: Any, module: str) -> Iterator[Any]:
-    """Yield the classes in an annotation, including those within Optional, lists and the like."""
+    """Yield the classes in an annotation, including those in brackets, as in `list[Tensor] | None`."""
     if isinstance(annotation, ForwardRef):
         annotation = annotation.__forward_arg__
-    for _ in range(2):  # a text in a text, where quotes were left behind the import
+    for _ in range(2):  # twice, for an annotation in quotes below `from __future__ import annotations`
         if isinstance(annotation, str):
             annotation = _evaluated(annotation, module)
     origin = get_origin(annotation)
@@ -66,14 +69,14 @@ def _evaluated(annotation: str, module: str) -> Any:
 
 
 class _Names(dict[str, Any]):
-    """The names of a module. Names imported only for type checkers resolve to already imported modules."""
+    """The names that a module's annotations may use, as a mapping for `eval`.
+
+    A name that the module imports only for type checkers leads to the imported module of this name, or to
+    Any.
+    """
 
     def __init__(self, module: str) -> None:
         super().__init__({**vars(builtins), **vars(sys.modules.get(module, builtins))})
 
     def __missing__(self, name: str) -> Any:
         return sys.modules.get(name, Any)
-
-
-def _called(named: Any) -> str:
-    return f"{named.__module__}.{named.__qualname__}"

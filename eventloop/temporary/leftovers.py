@@ -1,8 +1,8 @@
-"""Find and remove what killed saves have left: temporary files and directories whose process has ended.
+"""Find and remove the temporary files and directories of saves whose process was killed.
 
-A training looks for them when it begins, and each save once it is durable. Which process writes a path is in
-its name: `eventloop.temporary.names`. The saver's process runs this module, so it imports only the
-standard library.
+A training does so when it begins, and each save does so once its checkpoint is durable. The name of a
+temporary path contains the process that writes it (`eventloop.temporary.names`). The process that writes
+checkpoints runs this module, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -16,91 +16,104 @@ from eventloop.temporary.process_identity import this_process
 from eventloop.temporary.sync import sync_directory
 
 ABANDONED_SECONDS = 3600.0
-"""Seconds without a write after which a save on another machine, or of an earlier version, counts as dead."""
+"""Seconds without a write after which a save counts as dead if its process cannot be looked up.
+
+That is so for a process on another machine, and for the names of an earlier version.
+"""
 SILENT_SECONDS = 120.0
-"""Seconds for the owner of the directory: only a saver process that outlived its trainer can be writing."""
+"""The limit in place of `ABANDONED_SECONDS` for the run that owns the directory.
+
+It is shorter because no other run lives there: only a saver's process that outlived its trainer may write.
+"""
 
 
 def leftovers(directory: Path, process: int | None = None) -> list[Path]:
     """Return the temporary paths of killed or running saves in a directory.
 
     Args:
-        process: the id of a process here, to return only those that it wrote.
+        process: the id of a process on this machine; if given, only its paths are returned.
     """
-    found = [(path, process_of(path)) for path in directory.glob(".*")]
-    here = this_process().place
-    return [
-        path
-        for path, writer in found
-        if writer is not None
-        and (process is None or (writer.pid == process and (writer.process or this_process()).place == here))
-    ]
+    paths = [path for path in directory.glob(".*") if process_of(path) is not None]
+    return paths if process is None else [path for path in paths if _is_written_by(process, path)]
+
+
+def _is_written_by(pid: int, path: Path) -> bool:
+    """Return whether the process `pid` of this machine has created a temporary path."""
+    writer = process_of(path)
+    if writer is None or writer.pid != pid:
+        return False
+    return writer.process is None or writer.process.place == this_process().place
 
 
 def is_alive(path: Path, *, owned: bool = False) -> bool:
     """Return whether a process may still be writing a temporary path.
 
-    A process here is looked up by its id and its start. Of a process elsewhere the last write decides, by the
-    clock of the directory; so it does for a name of an earlier version with the id of a living process.
+    A process of this machine is looked up by its id and the time of its start. If that is impossible, as for
+    another machine or a name of an earlier version, the time since the last write decides.
 
     Args:
         path: a path that `leftovers` returned.
         owned: whether this process owns the directory, so that no other run lives in it.
     """
     writer = process_of(path)
-    if writer is None or (life := writer.lives) is False:
+    if writer is None:
         return False
-    if life is None:
-        limit = SILENT_SECONDS if owned else ABANDONED_SECONDS
-        return abs(directory_time(path.parent) - _last_write(path)) < limit
-    return True
+    if (lives := writer.lives) is not None:
+        return lives
+    limit = SILENT_SECONDS if owned else ABANDONED_SECONDS
+    return abs(directory_time(path.parent) - _last_write(path)) < limit
 
 
 def running_saves(directory: Path) -> list[Path]:
-    """Return the saves in a directory that other living processes of this machine have begun."""
-    found = [(path, process_of(path)) for path in leftovers(directory) if path.suffix == ".tmp"]
-    return [
-        path
-        for path, writer in found
-        if writer is not None and writer.pid != os.getpid() and writer.lives and path.is_dir()
-    ]
+    """Return the unfinished checkpoint directories that other living processes of this machine write."""
+    directories = [path for path in leftovers(directory) if path.suffix == ".tmp" and path.is_dir()]
+    return [path for path in directories if _is_written_by_another(path)]
+
+
+def _is_written_by_another(path: Path) -> bool:
+    writer = process_of(path)
+    return writer is not None and writer.pid != os.getpid() and bool(writer.lives)
 
 
 def remove_dead(directory: Path, *, owned: bool = False) -> None:
-    """Remove the leftovers of killed saves from a directory; what cannot be removed stays."""
-    found: list[Path] = []
+    """Remove the leftovers of killed saves from a directory; skip those that cannot be removed."""
+    paths: list[Path] = []
     with suppress(OSError):
-        found = leftovers(directory)
-    for left in found:
+        paths = leftovers(directory)
+    for path in paths:
         with suppress(OSError):
-            if not is_alive(left, owned=owned):
-                remove(left)
+            if not is_alive(path, owned=owned):
+                remove(path)
 
 
 def remove_unfinished(path: Path, process: int) -> None:
-    """Remove the incomplete files of one checkpoint that a process was writing.
+    """Remove the incomplete files of the checkpoint `path` that a process was writing.
 
-    Checkpoints that it was removing are left to `remove_dead`: they need a sync, which may hang as it does.
+    Checkpoints that the process was removing stay for `remove_dead`: their removal needs a sync of the
+    directory, which may hang as the process does.
+
+    Args:
+        process: the id of the process, which runs on this machine.
     """
-    for left in leftovers(path.parent, process):
-        if left.suffix == ".tmp" and left.name.startswith(f".{path.name}."):
+    for temporary in leftovers(path.parent, process):
+        if temporary.suffix == ".tmp" and temporary.name.startswith(f".{path.name}."):
             with suppress(OSError):
-                remove(left)
+                remove(temporary)
 
 
 def remove(path: Path) -> None:
     """Remove a temporary file, or a directory with its contents.
 
-    A process that ended between the rename of a checkpoint and its removal may not have made the rename
-    durable, so that is done first.
+    A checkpoint that is to be removed is first renamed to a path with the suffix ".old". The killed process
+    may not have made that name durable, so this function does so before it removes the files.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: the path cannot be removed.
     """
     if path.is_dir() and not path.is_symlink():
-        from shutil import rmtree  # 4 ms of the start of the saver's process
+        from shutil import rmtree  # here, because the import takes 4 ms of the start of the saver's process
 
-        if path.suffix == ".old":  # else a part of it may come back under its former name after a crash
+        if path.suffix == ".old":  # without the sync, a crash may bring back an incomplete checkpoint
             sync_directory(path.parent)
         rmtree(path)
     else:
@@ -108,15 +121,15 @@ def remove(path: Path) -> None:
 
 
 def _last_write(path: Path) -> float:
-    """Return the time of the last write to a file, or to a directory and the files in it.
+    """Return the time of the last write to a file, or to a directory and the files in it, as a Unix time.
 
-    A file that is renamed or removed meanwhile does not count: its directory was written at that moment.
+    A file that is renamed or removed meanwhile is skipped, because its directory's time shows that change.
     """
     times = [0.0]
     with suppress(OSError):
         times.append(path.stat().st_mtime)
     with suppress(OSError):
-        for each in path.iterdir() if path.is_dir() else ():
+        for file in path.iterdir() if path.is_dir() else ():
             with suppress(OSError):
-                times.append(each.stat().st_mtime)
+                times.append(file.stat().st_mtime)
     return max(times)

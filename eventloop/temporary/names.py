@@ -1,8 +1,8 @@
-"""Name temporary files and directories after the process that writes them, and find that process again.
+"""Name temporary files and directories after the process that writes them, and read the process from a name.
 
-Files that get their final name once they are whole have such a name before. It distinguishes the files of a
-killed process from those of a running one. The saver's process imports this module, so it imports only the
-standard library.
+A file has a temporary name until it is complete, and is then renamed. The name shows whether the process that
+writes the file was killed or is still running. The process that writes checkpoints imports this module, so it
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _numbers = itertools.count(1)
 
 
 class NamedProcess(NamedTuple):
-    """The process that a temporary name names.
+    """The process that a temporary name contains.
 
     Attributes:
         pid: the process id.
-        process: the identity; None in names of earlier versions, which have the process id alone.
+        process: the identity of the process; None if an earlier version, which wrote only the id, gave the
+            name.
     """
 
     pid: int
@@ -36,19 +37,20 @@ class NamedProcess(NamedTuple):
 
     @property
     def lives(self) -> bool | None:
-        """Whether the process lives; None if that cannot be known here."""
+        """Whether the process lives; None if this machine cannot find out."""
         if self.process is not None:
             return lives(self.process)
-        # In a container every run may have the same id, and this version gives longer names.
+        # This version writes longer names. If the id is that of this process, then an earlier process with
+        # the same id, such as the first process of another container, gave the name, and has ended.
         return None if self.pid != os.getpid() and has_number(self.pid) else False
 
 
 def temporary_path(path: Path, why: str) -> Path:
-    """Return an unused hidden name in the folder of `path`, which names this process.
+    """Return an unused hidden path in the folder of `path`, with this process in its name.
 
     Args:
         path: the final path of the checkpoint or file.
-        why: the suffix: "tmp" for new files and directories, "old" for those that are being removed.
+        why: the suffix: "tmp" for a path that is being written, "old" for a path that is being removed.
     """
     place, pid, start = this_process()
     names = (path.with_name(f".{path.name}.{pid}-{place}-{start}-{number}.{why}") for number in _numbers)
@@ -58,7 +60,7 @@ def temporary_path(path: Path, why: str) -> Path:
 def name_of_ranks(name: str, token: str, number: int) -> str:
     """Return a hidden name for a directory that the processes of several ranks write to.
 
-    It names no process, so that the last write decides whether one lives.
+    It contains no process; the time of the last write decides whether the ranks still write.
 
     Args:
         name: the final name of the checkpoint.
@@ -69,24 +71,24 @@ def name_of_ranks(name: str, token: str, number: int) -> str:
 
 
 def is_earlier_of_ranks(path: Path, than: Path) -> bool:
-    """Return whether a path is the directory of an earlier save of the run that writes to `than`.
+    """Return whether the run that writes to `than` has written to `path` in an earlier save.
 
     Args:
         path: any path.
-        than: a path that `name_of_ranks` has named.
+        than: a path with a name that `name_of_ranks` returned.
     """
-    one, other = _NAME.match(path.name), _NAME.match(than.name)
-    if (
-        one is None
-        or other is None
-        or one.group("pid", "place", "start") != other.group("pid", "place", "start")
-    ):
+    earlier, later = _NAME.match(path.name), _NAME.match(than.name)
+    if earlier is None or later is None:
         return False
-    return int(one["number"]) < int(other["number"])
+    same_run = earlier.group("pid", "place", "start") == later.group("pid", "place", "start")
+    return same_run and int(earlier["number"]) < int(later["number"])
 
 
 def process_of(path: Path) -> NamedProcess | None:
-    """Return the process in a name that `temporary_path` made; None for any other name."""
+    """Return the process in a temporary path's name; None if the name is not of this form.
+
+    In a name by `name_of_ranks` it is a process that no machine can look up.
+    """
     match = _NAME.match(path.name)
     if match is None:
         return None
@@ -97,10 +99,10 @@ def process_of(path: Path) -> NamedProcess | None:
 
 
 def directory_time(directory: Path) -> float:
-    """Return the present time by the clock that gives the files of a directory their times, as a Unix time.
+    """Return the present Unix time by the clock that gives the files of a directory their times.
 
-    On a shared file system that is the server's clock. In a directory that cannot be written it is the local
-    one.
+    On a shared file system this is the server's clock. In a directory that cannot be written, the clock of
+    this machine is read instead.
     """
     probe = temporary_path(directory / "clock", "tmp")
     try:

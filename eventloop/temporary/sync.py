@@ -1,4 +1,4 @@
-"""Make the names in a directory durable."""
+"""Make the names in a directory durable, so that a crash of the machine undoes no rename."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable; do nothing on network file systems that cannot sync it.
+    """Sync a directory, which makes the names in it durable; do nothing if the file system cannot do so.
+
+    Some network file systems cannot sync a directory.
 
     Raises:
-        OSError: an error of the disk.
+        OSError: the disk reports an error.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

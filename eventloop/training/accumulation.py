@@ -1,4 +1,7 @@
-"""Add the gradients of several iterations, a window, for one step of the optimizer; its hook uses this."""
+"""Accumulate the gradients of several iterations for one step of the optimizer.
+
+The optimizer hook uses this module. The iterations whose gradients are added for one step are a window.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,17 @@ if TYPE_CHECKING:
 
 
 class SavedWindow(msgspec.Struct):
-    """An unfinished window as a checkpoint has it."""
+    """An unfinished window in a checkpoint."""
 
     count: Count
+    """The number of iterations whose gradients were added."""
     loss_scaling: str
+    """The kind of loss scaling, which the gradients contain."""
     divisor: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """The number of iterations of the whole window."""
     gradients: list[torch.Tensor | None] = []
     parameters: list[str] = []
+    """The names of the parameters, in the order of the gradients."""
 
 
 class Accumulation:
@@ -46,18 +53,18 @@ class Accumulation:
     def __init__(self, cumulative_iters: int) -> None:
         self._cumulative_iters = cumulative_iters
         self.count = 0
-        """Iterations whose gradients wait for the step."""
+        """The number of iterations in the window so far, whose gradients are added and not used yet."""
         self.divisor = 1
-        """The number of iterations of this window, by which its losses are divided."""
+        """The number of iterations of the whole window, by which its losses are divided."""
         self.model: torch.nn.Module | None = None
         self.loss_fn: object = None
-        """The trainer's loss function, whose parameters have the names of a module in it."""
+        """The trainer's loss function, which may be a module with parameters."""
         self._given: Any = None
         self._optimizers: Sequence[torch.optim.Optimizer] = []
         self._loaded: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        """Parameters and their gradients from a checkpoint, kept because a lazy parameter takes none yet."""
+        """Parameters with their gradients from a checkpoint, until `_put_loaded` stores the gradients."""
         self._no_sync: AbstractContextManager[None] | None = None
-        """Context that suspends the exchange of gradients; open from the forward pass to after backward."""
+        """The open context in which ranks exchange no gradients, from the forward pass to after backward."""
         self._fsdp: list[Any] = []
         """The modules of the model that FSDP2 shards."""
 
@@ -66,32 +73,35 @@ class Accumulation:
 
         Args:
             given: `trainer.optimizer`, which may be one optimizer or a mapping of several.
-            optimizers: the same ones as a list.
+            optimizers: the optimizers in `given`, as a list.
         """
         self._given, self._optimizers = given, optimizers
 
     def open(self, model: torch.nn.Module) -> None:
-        """Find the modules that FSDP2 shards, and store a checkpoint's gradients in the parameters."""
+        """Prepare for a run: find the modules that FSDP2 shards, and store the gradients of a checkpoint."""
         self._put_loaded()
         self._fsdp = fsdp_modules(model)
 
     def length(self, trainer: Trainer) -> int:
-        """Return the number of iterations, or batches of an iteration, of a window that begins now."""
+        """Return the number of iterations of a window that begins now; the last one of a run may be shorter.
+
+        With `unit="update"` a window is one iteration, and the result is its number of batches.
+        """
         if trainer.counting.accumulator is not None:
             return trainer.counting.batches
         if trainer.max_iters is None:
             return self._cumulative_iters
-        left = trainer.max_iters - trainer.iter
-        return left if 0 < left < self._cumulative_iters else self._cumulative_iters
+        remaining = trainer.max_iters - trainer.iter
+        return remaining if 0 < remaining < self._cumulative_iters else self._cumulative_iters
 
     def suspend_exchange(self, trainer: Trainer) -> None:
         """Suspend the exchange of gradients between ranks in an iteration without an optimizer step.
 
-        This happens before the forward pass, because DistributedDataParallel reads the setting there.
+        It is called before the forward pass, in which DistributedDataParallel reads the setting.
         """
-        self.resume_exchange()  # still suspended after a skipped batch
-        window = self.divisor if self.count else self.length(trainer)
-        if self.count + 1 < window:
+        self.resume_exchange()  # a skipped batch has left it suspended
+        length = self.divisor if self.count else self.length(trainer)
+        if self.count + 1 < length:
             if (model := _distributed(trainer.model)) is not None:
                 self._no_sync = model.no_sync()
             elif self.postpones_reduction(trainer):
@@ -102,22 +112,21 @@ class Accumulation:
     def resume_exchange(self) -> None:
         """Resume the exchange of gradients, if it is suspended."""
         if self._no_sync is not None:
-            opened, self._no_sync = self._no_sync, None
-            opened.__exit__(None, None, None)
+            no_sync, self._no_sync = self._no_sync, None
+            no_sync.__exit__(None, None, None)
 
     def backward(self, loss: torch.Tensor, precision: MixedPrecision | None) -> None:
-        """Run backward on the loss divided by the iterations of the window.
+        """Run backward on the loss divided by the number of iterations n of the window, and count it.
 
-        A backward that starts with the gradient 1 / n yields bit-identical gradients to loss / n. It avoids
-        the division and its node in the graph, which take a third of the time of a small backward.
+        Instead of dividing the loss, backward starts with the gradient 1 / n, which gives the same gradients
+        to the bit. The division and its node in the graph would take a third of the time of a small backward.
         """
-        if (
-            self.count >= self.divisor
-        ):  # an error prevented the step of a full window, which has these gradients
+        # an error has prevented the step of a full window, so this iteration only repeats the step
+        if self.count >= self.divisor:
             if precision is not None:
                 precision.end_forward()
             for module in self._fsdp:
-                module.reshard()  # FSDP2 would keep its weights beyond the step, as there is no backward
+                module.reshard()  # otherwise done by backward; FSDP2 would keep all weights in memory
             return
         if precision is not None:
             precision.backward(loss if self.divisor == 1 else loss / self.divisor)
@@ -126,24 +135,30 @@ class Accumulation:
         self.count += 1
 
     def ends(self, trainer: Trainer) -> bool:
-        """Return whether the iteration, whose backward was run, ends with a step."""
+        """Return whether the iteration, whose backward was run, ends with an optimizer step.
+
+        If not, make sure that a run that continues after an error does not repeat the iteration.
+        """
         self.resume_exchange()
         if self.count >= self.divisor:
             return True
-        if trainer.compiled and self.count == 1:  # the next gradients are added to them, in place
+        if trainer.compiled and self.count == 1:  # later iterations add to these gradients in place
             self._copy_gradients()
-        trainer.within = "iter"  # the gradients are added: an error must not repeat the batch
+        trainer.within = "iter"  # a repeated batch would add its gradients twice
         self.allow_schedulers()
         return False
 
     def postpones_reduction(self, trainer: Trainer) -> bool:
-        """Return True if FSDP2 reduces gradients once per window, which requires a known last iteration."""
-        several = trainer.counting.accumulator is not None
-        length = trainer.position.length if several else trainer.max_iters
+        """Return whether FSDP2 reduces gradients only in the last iteration of a window.
+
+        This is possible only if the length of the run, or with `unit="update"` that of the loader, is known.
+        """
+        is_update = trainer.counting.accumulator is not None
+        length = trainer.position.length if is_update else trainer.max_iters
         return bool(self._fsdp) and length is not None
 
     def rescale(self, model: torch.nn.Module) -> None:
-        """Rescale gradients to the actual number of iterations in the window, and average them over ranks."""
+        """Average the gradients over ranks, and rescale them because the window ends early."""
         parameters = self.parameters()
         for parameter, mean in zip(parameters, self.means(model) or [], strict=False):
             parameter.grad = mean
@@ -153,10 +168,11 @@ class Accumulation:
         """Prepare the gradients of an iteration of several batches for its step.
 
         Raises:
-            RuntimeError: FSDP2 was to reduce them in the backward of a batch that the loader did not give.
+            RuntimeError: the loader gave fewer batches than its length, and FSDP2 was to reduce the gradients
+                in the last one.
         """
         self.resume_exchange()
-        if self.count < self.divisor:  # a loader of unknown length ended within it
+        if self.count < self.divisor:  # a loader of unknown length ended within the iteration
             if self.postpones_reduction(trainer):
                 position = trainer.position
                 raise RuntimeError(
@@ -167,7 +183,7 @@ class Accumulation:
             self.rescale(trainer.model)
 
     def warn_of_batchnorm(self, model: torch.nn.Module) -> None:
-        """Warn of BatchNorm layers, whose statistics do not accumulate."""
+        """Warn if the model has BatchNorm layers, whose statistics do not accumulate."""
         modules = model.modules()
         if self._cumulative_iters > 1 and any(isinstance(module, _BatchNorm) for module in modules):
             warnings.warn(
@@ -178,17 +194,17 @@ class Accumulation:
             )
 
     def multiply_gradients(self, factor: float) -> None:
-        """Multiply the gradients of all optimizers, those of DTensors too."""
+        """Multiply the gradients of all parameters in place, those of DTensors too."""
         gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
         torch._foreach_mul_(local_tensors(gradients), factor)
 
     def means(self, model: torch.nn.Module) -> list[torch.Tensor | None] | None:
-        """Return the gradients averaged over ranks; None for a model that is not distributed."""
-        wrapped = _distributed(model)
-        return None if wrapped is None else _mean_over_ranks(wrapped, self.parameters())
+        """Return the gradients averaged over ranks; None if the model is no DistributedDataParallel."""
+        distributed = _distributed(model)
+        return None if distributed is None else _mean_over_ranks(distributed, self.parameters())
 
     def allow_schedulers(self) -> None:
-        """Prevent a scheduler's warning that it is stepped before the first optimizer step."""
+        """Prevent PyTorch's warning that a scheduler is stepped before the first optimizer step."""
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]
 
@@ -198,7 +214,7 @@ class Accumulation:
         return [parameter for group in groups for parameter in group["params"]]
 
     def state(self, loss_scaling: str) -> dict[str, Any]:
-        """Return the position in the window, and each parameter's gradient, with the parameters' names."""
+        """Return the unfinished window for a checkpoint, with the fields of `SavedWindow`."""
         self._put_loaded()
         state: dict[str, Any] = {"count": self.count, "loss_scaling": loss_scaling}
         if self.count:
@@ -208,30 +224,36 @@ class Accumulation:
         return state
 
     def loaded(self, saved: SavedWindow) -> Accumulation:
-        """Return a copy with a saved window, which keeps its length even if `cumulative_iters` has changed.
+        """Return a copy of this object, with the state of a saved window.
 
-        A copy, because a resume that is refused later restores the attributes of hooks, not of their parts.
+        The window keeps its length even if `cumulative_iters` has changed. This object stays unchanged: if
+        the resume fails later, the hook gets back its attribute with this object.
 
         Raises:
             ValueError: the gradients do not fit the optimizers' parameters.
         """
         gradients = in_order_of(self._names(), saved.parameters, saved.gradients)
-        window = copy(self)
-        window._loaded = self._checked_gradients(gradients) if saved.count else []
-        window.count, window.divisor = saved.count, saved.divisor if saved.count else self.divisor
-        return window
+        accumulation = copy(self)
+        accumulation._loaded = self._checked_gradients(gradients) if saved.count else []
+        accumulation.count = saved.count
+        accumulation.divisor = saved.divisor if saved.count else self.divisor
+        return accumulation
 
     def _copy_gradients(self) -> None:
-        """Copy the gradients, because the CUDA graph of the next iteration would overwrite them."""
+        """Replace each gradient by a copy, because the CUDA graph of the next iteration overwrites them."""
         for parameter in self.parameters():
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
 
     def _names(self) -> list[str]:
+        """Return the names of the optimizers' parameters."""
         return [] if self.model is None else labels(unwrap(self.model), self.loss_fn, self._given)
 
     def _put_loaded(self) -> None:
-        """Store the loaded gradients in the parameters; called when the resume can no longer be refused."""
+        """Store the gradients of a checkpoint in the parameters.
+
+        It is called later than `loaded`: when the resume can no longer fail, and lazy parameters have shapes.
+        """
         for parameter, gradient in self._loaded:
             parameter.grad = gradient
         self._loaded = []
@@ -239,12 +261,13 @@ class Accumulation:
     def _checked_gradients(
         self, gradients: Sequence[torch.Tensor | None]
     ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Return each parameter with a copy of its saved gradient, on its device and of its type."""
+        """Return each parameter with a copy of its saved gradient, on its device and of its type.
+
+        Raises:
+            ValueError: the number of the gradients, or a shape, is not that of the parameters.
+        """
         parameters = self.parameters()
-        if len(parameters) != len(gradients) or any(
-            gradient is not None and not is_lazy(parameter) and gradient.shape != parameter.shape
-            for parameter, gradient in zip(parameters, gradients, strict=True)
-        ):
+        if len(parameters) != len(gradients) or not all(map(_fits, gradients, parameters)):
             raise ValueError(
                 f"the checkpoint's {len(gradients)} accumulated gradients do not fit the optimizer's "
                 f"{len(parameters)} parameters: resume with the model and optimizer of that run"
@@ -255,9 +278,17 @@ class Accumulation:
         ]
 
 
+def _fits(gradient: torch.Tensor | None, parameter: torch.Tensor) -> bool:
+    """Return whether a gradient has the parameter's shape; True without a gradient or without a shape yet."""
+    return gradient is None or is_lazy(parameter) or gradient.shape == parameter.shape
+
+
 @contextmanager
 def _without_reduction(modules: Sequence[Any]) -> Iterator[None]:
-    """Let FSDP2 keep whole gradients on each rank, and reduce them in the next backward outside the block."""
+    """Let backward passes in the block add gradients on each rank alone.
+
+    FSDP2 reduces these gradients in the next backward pass outside of the block.
+    """
     for module in modules:
         module.set_requires_gradient_sync(False, recurse=False)
     try:
@@ -268,25 +299,26 @@ def _without_reduction(modules: Sequence[Any]) -> Iterator[None]:
 
 
 def _distributed(model: torch.nn.Module) -> DistributedDataParallel | None:
-    model = getattr(model, "_orig_mod", model)  # inside torch.compile
+    """Return the model if it is a DistributedDataParallel, also one that was compiled, else None."""
+    model = getattr(model, "_orig_mod", model)  # the model that was given to torch.compile
     return model if isinstance(model, DistributedDataParallel) else None
 
 
 def _mean_over_ranks(
     model: DistributedDataParallel, parameters: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """Return the gradients averaged over ranks, as DistributedDataParallel does without `no_sync`.
+    """Return the gradients averaged over ranks, as a DistributedDataParallel averages them in backward.
 
-    Waits for the device to learn which parameters have a gradient on any rank, so it is used only at the end
-    of a run and for checkpoints.
+    A parameter without a gradient on any rank gets None. The training thread waits for the device to learn
+    which parameters these are, so this is used only at the end of a run and for checkpoints.
     """
     group = model.process_group
-    present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
-    present = present.to(parameters[0].device)
-    dist.all_reduce(present, dist.ReduceOp.MAX, group=group)
+    has_gradient = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
+    has_gradient = has_gradient.to(parameters[0].device)
+    dist.all_reduce(has_gradient, dist.ReduceOp.MAX, group=group)
     means: list[torch.Tensor | None] = []
-    for parameter, anywhere in zip(parameters, present.tolist(), strict=True):
-        if not anywhere:
+    for parameter, on_any_rank in zip(parameters, has_gradient.tolist(), strict=True):
+        if not on_any_rank:
             means.append(None)
             continue
         mean = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()

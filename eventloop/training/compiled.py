@@ -1,7 +1,7 @@
 """Compile the parts of a trainer by `torch.compile`: the model, or forward, loss and the optimizers' steps.
 
-The trainer calls `compile_parts` once, when it is built. `eventloop.evaluation.compiled_outputs` has what its
-loops do for the outputs of compiled code.
+The trainer calls `compile_parts` once, when it is built. `eventloop.evaluation.compiled_outputs` copies the
+outputs of compiled code for the loops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Compile = Literal["model", "step"] | Mapping[str, Mapping[str, Any]]
 
 
 class Parts(NamedTuple):
-    """The parts of a trainer that are others if something is compiled."""
+    """The parts of a trainer that depend on its argument `compile`."""
 
     compiled: bool
     metrics: EventStorage
@@ -41,12 +41,12 @@ def compile_parts(
     train_step: Callable[..., Any] | None,
     schedulers: Sequence[Any],
 ) -> Parts:
-    """Compile the model, and the optimizers' steps, in place, and return the parts that are others by that.
+    """Compile the model, and with "step" the optimizers' steps, in place; return the trainer's other parts.
 
     A program calls the model and the optimizers as before, and the names in their states are the same.
 
     Args:
-        given: what to compile; None compiles nothing.
+        given: the trainer's argument `compile`; None compiles nothing.
         model, optimizer, train_step, schedulers: arguments of the trainer.
 
     Raises:
@@ -55,23 +55,23 @@ def compile_parts(
     """
     if given is None:
         return Parts(False, EventStorage(), forward, train_step)
-    what, options = _checked(given)
+    choice, options = _checked(given)
     _refuse_compiled(model)
-    if what == "model":
+    if choice == "model":
         _compile_model(model, options)
         return Parts(True, _CopyingStorage(), forward, train_step)
-    for name, each in named_values("optimizer", optimizer):
-        _refuse_replaced(name, each)
+    for name, one_optimizer in named_values("optimizer", optimizer):
+        _refuse_replaced(name, one_optimizer)
         if schedulers:
-            _warn_of_float_rate(each)
-        _compile_step(each, options)
+            _warn_of_float_rate(one_optimizer)
+        _compile_step(one_optimizer, options)
     _compile_model(model, options)
-    own = None if train_step is None else torch.compile(train_step, **options)
-    return Parts(True, _CopyingStorage(), torch.compile(forward, **options), own)
+    compiled_step = None if train_step is None else torch.compile(train_step, **options)
+    return Parts(True, _CopyingStorage(), torch.compile(forward, **options), compiled_step)
 
 
 class _CopyingStorage(EventStorage):
-    """A storage that copies each tensor, because the next replay of a CUDA graph overwrites its outputs."""
+    """A storage of metrics that copies each tensor, because a CUDA graph overwrites its former outputs."""
 
     def _put(self, names: tuple[str, ...], values: list[Scalar], smooth: bool, cur_iter: int | None) -> None:
         copies = [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
@@ -79,10 +79,15 @@ class _CopyingStorage(EventStorage):
 
 
 def _checked(given: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return what to compile and the options of `torch.compile`; refuse other arguments."""
-    one = isinstance(given, Mapping) and len(given) == 1
-    what, options = next(iter(given.items())) if one else (given, {})
-    if what not in ["model", "step"] or not isinstance(options, Mapping):
+    """Return "model" or "step", and the options of `torch.compile`, from the trainer's argument `compile`.
+
+    Raises:
+        ValueError: the argument is not one of these choices.
+        TypeError: `torch.compile` has no such option.
+    """
+    has_options = isinstance(given, Mapping) and len(given) == 1
+    choice, options = next(iter(given.items())) if has_options else (given, {})
+    if choice not in ["model", "step"] or not isinstance(options, Mapping):
         raise ValueError(
             "compile must be 'model' or 'step', or one of them with options of torch.compile, as in "
             f"compile={{'model': {{'mode': 'reduce-overhead'}}}}, got {given!r}"
@@ -91,13 +96,16 @@ def _checked(given: Any) -> tuple[str, Mapping[str, Any]]:
     for name in options:
         if name not in known:
             raise TypeError(
-                f"compile[{what!r}]: torch.compile has no option {name!r}{suggest(str(name), known)}"
+                f"compile[{choice!r}]: torch.compile has no option {name!r}{suggest(str(name), known)}"
             )
-    return what, options
+    return choice, options
 
 
 def _refuse_compiled(model: torch.nn.Module) -> None:
-    """Refuse the result of `torch.compile`; a model that is compiled in place is compiled again."""
+    """Raise ValueError if the model is the result of `torch.compile`.
+
+    A model that `Module.compile` has compiled in place is allowed, and compiled again.
+    """
     if hasattr(model, "_orig_mod"):
         raise ValueError(
             f"compile: the model is compiled already, got {type(model).__name__}: leave compile out, or pass "
@@ -106,10 +114,11 @@ def _refuse_compiled(model: torch.nn.Module) -> None:
 
 
 def _compile_model(model: torch.nn.Module, options: Mapping[str, Any]) -> None:
-    """Compile the calls of a model in place, as `model.compile` does.
+    """Compile the calls of a model in place, as `Module.compile` does.
 
-    That method compiles nothing of PyTorch's own classes, such as `Sequential`, because no graph begins in a
-    function of theirs.
+    `Module.compile` itself compiles nothing if the model's class is one of PyTorch's, such as `Sequential`,
+    because `torch.compile` begins no graph in a function of PyTorch. So it compiles a function of this
+    module.
     """
     call: Callable[..., Any] = model._call_impl
 
@@ -120,7 +129,10 @@ def _compile_model(model: torch.nn.Module, options: Mapping[str, Any]) -> None:
 
 
 def _refuse_replaced(name: str, optimizer: Any) -> None:
-    """Refuse an optimizer whose object has a step of its own; a scheduler of PyTorch wraps it harmlessly."""
+    """Raise ValueError if the program has replaced the method `step` of an optimizer object.
+
+    The wrapper that a PyTorch scheduler puts around `step` is allowed.
+    """
     step = vars(optimizer).get("step")
     if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
         raise ValueError(
@@ -130,10 +142,10 @@ def _refuse_replaced(name: str, optimizer: Any) -> None:
 
 
 def _compile_step(optimizer: Any, options: Mapping[str, Any]) -> None:
-    """Compile the step of an optimizer in place.
+    """Compile the step of an optimizer in place, without the wrapper that a scheduler may have put around it.
 
-    The wrapper of a scheduler would break the graph. It only records that there was a step, for PyTorch's
-    warning about the order of steps, so this is recorded here.
+    The wrapper would break the graph. It only records that the optimizer has made a step, for a warning of
+    PyTorch, and this function sets that record once.
     """
     step: Any = torch.compile(type(optimizer).step, **options)
     step._wrapped_by_lr_sched = True
@@ -142,11 +154,13 @@ def _compile_step(optimizer: Any, options: Mapping[str, Any]) -> None:
 
 
 def _warn_of_float_rate(optimizer: Any) -> None:
-    """Warn of rates that PyTorch compiles into the step as constants; it is given up after eight of them."""
-    kinds = torch.optim.SGD | torch.optim.RMSprop | torch.optim.Adadelta
-    if isinstance(optimizer, kinds) and any(
-        isinstance(group["lr"], float) for group in optimizer.param_groups
-    ):
+    """Log a warning if the learning rate is a float in an optimizer that has it compiled as a constant.
+
+    PyTorch then compiles the step again for each rate, and stops compiling it after eight rates.
+    """
+    if not isinstance(optimizer, torch.optim.SGD | torch.optim.RMSprop | torch.optim.Adadelta):
+        return
+    if any(isinstance(group["lr"], float) for group in optimizer.param_groups):
         logger.warning(
             "compile='step' compiles the step of %s again for each learning rate that is a float, and gives "
             "up after some of them: with schedulers give it a tensor, as lr=torch.tensor(0.1)",

@@ -39,17 +39,18 @@ class Evaluations(LoopTrainer):
     def val(self) -> dict[str, float]:
         """Validate once and return the metrics.
 
-        Called by a handler of `after_train_iter` it runs within that iteration: `iter` of its events is the
-        one of the iteration, while a validation of the schedule comes after it, and has the next one. Both
-        are logged, and saved, at the same step, the number of completed iterations.
+        If a handler of `after_train_iter` calls this, the validation runs within the iteration, and `iter` of
+        its events is that of the iteration. A scheduled validation comes after the iteration, and `iter` is
+        that of the next one. The metrics of both are logged at the same step, the number of completed
+        iterations.
         """
         return _within_run(self, lambda: evaluate(self, "val"))
 
     def val_aside(self) -> dict[str, float]:
-        """Validate once within a training and return the metrics; the training goes on as without it.
+        """Validate once within a training without an effect on it, and return the metrics.
 
-        The metrics are logged. The closing events have the reason "command", by which hooks that act on
-        scores know that this one does not count. Random states are restored.
+        The metrics are logged. The closing events have the reason "command", so that hooks for best
+        checkpoints and early stopping ignore them. Random states are restored.
 
         Raises:
             ValueError: the trainer has no val loader, or it is empty.
@@ -70,12 +71,12 @@ class Evaluations(LoopTrainer):
     def predict(self, loader: Iterable[Any], *, to: Any = None) -> Any:
         """Return the outputs of the model for all batches of a loader, on the CPU.
 
-        Tensors and arrays are concatenated along dimension 0, or listed by sample if their other dimensions
-        differ. Mappings and tuples are joined by field, lists one after the other; of any other object there
-        is a list with one for each batch. Every rank returns the outputs of all ranks, and some ranks may
-        have no batch. The samples of a `DataLoader` over a map-style data set have the order of the data set,
-        each once, whatever its sampler and the padding of a `DistributedSampler`; those of any other loader
-        have its order, rank after rank, or once if all ranks have the same data (`data_ranks` is 1).
+        Tensors and arrays are concatenated along dimension 0, or become a list of samples if their other
+        dimensions differ. Mappings and tuples are joined by field, and lists are concatenated. Other objects
+        become a list with one for each batch. Every rank returns the outputs of all ranks, and some ranks may
+        have no batch. With a `DataLoader` over a map-style data set, each sample occurs once, in the order of
+        the data set, whatever the sampler. The samples of any other loader have its order, those of one rank
+        after another, or once if all ranks have the same data (`data_ranks` is 1).
 
         The model is in eval mode, without gradients, and has the weights that a validation would have, such
         as the average of an `EMAHook`. Modes and random states are restored.
@@ -84,8 +85,9 @@ class Evaluations(LoopTrainer):
             loader: an iterable of batches: inputs alone, or `(inputs, target)`, else give `predict_step` to
                 the Trainer.
             to: a function `(outputs)`, or a coroutine function, that receives the outputs of each batch in
-                the background, in the order of the loader. Each rank passes on its own batches. Or a writer
-                that receives `batch_predicted`. Nothing is kept then. At most 256 MiB of outputs wait for it.
+                the background, in the order of the loader; or a writer that receives `batch_predicted`. Each
+                rank passes on its own batches. No outputs are returned then. At most 256 MiB of outputs wait
+                for `to`.
 
         Returns:
             The outputs; None with `to`, after it has received everything, or if a stop cut the pass short.
@@ -94,17 +96,17 @@ class Evaluations(LoopTrainer):
             TypeError, ValueError: `loader` is not an iterable of batches, such as a data set without a
                 `DataLoader`, or is empty on all ranks, or has no indices while some ranks share their data,
                 or `to` is neither a function of the outputs nor a writer of `batch_predicted`.
-            Exception: `to` has raised it.
+            Exception: the error that `to` has raised.
             RuntimeError: a writer did not receive all batches.
         """
         check_loader("loader", loader, may_be_empty=has_other_ranks())
         return _within_run(self, lambda: predict(self, loader, to))
 
     def predict_step(self, batch: Any) -> Any:
-        """Return the outputs for one batch.
+        """Return the outputs for one batch, by the `predict_step` of the trainer or by its model.
 
         Raises:
-            TypeError: there is no `predict_step=...`, and the batch is a tuple of more than two.
+            TypeError: the trainer has no `predict_step`, and the batch is a tuple of more than two.
         """
         with self.autocast():
             if self._predict_step is not None:
@@ -113,19 +115,23 @@ class Evaluations(LoopTrainer):
 
 
 def _within_run(trainer: LoopTrainer, work: Callable[[], T]) -> T:
-    """Return what `work` returns in a run that only evaluates, and end the run wherever Ctrl-C comes."""
+    """Call `work` in a run that only evaluates, and return its result; Ctrl-C ends the run at any point."""
     scope, undo = run_scope(trainer, trains=False)
     with undo, undo, scope:  # undo twice: an interrupt may skip one of the two exits
         return work()
 
 
 def check_loaders(trainer: LoopTrainer, mode: str) -> dict[str, Iterable[Any]]:
-    """Return the loaders of a mode by name; the name of a single one is ""."""
+    """Return the loaders of a mode by name; a single loader has the name "".
+
+    Raises:
+        ValueError: the trainer has no loader for `mode`.
+    """
     loaders = {"train": trainer.train_loader, "val": trainer.val_loader, "test": trainer.test_loader}
-    if (given := loaders[mode]) is None:
-        does = "train" if mode == "train" else "evaluate"
-        raise ValueError(f"the trainer has no {mode}_loader to {does} on: pass {mode}_loader=...")
-    return named_loaders(given)
+    if (loader := loaders[mode]) is None:
+        verb = "train" if mode == "train" else "evaluate"
+        raise ValueError(f"the trainer has no {mode}_loader to {verb} on: pass {mode}_loader=...")
+    return named_loaders(loader)
 
 
 def evaluate(
@@ -135,8 +141,8 @@ def evaluate(
 
     Args:
         mode: "val" or "test".
-        scheduled: True if the training loop calls this function, False if the user does. A complete scheduled
-            evaluation is noted in the checkpoints, so that a resumed run does not repeat it.
+        scheduled: True if the training loop calls this function, False if the user does. Checkpoints record
+            a complete scheduled evaluation, so that a resumed run does not repeat it.
         reason: the reason of the closing events of a complete evaluation.
 
     Raises:
@@ -144,19 +150,20 @@ def evaluate(
     """
     loaders = check_loaders(trainer, mode)
     undo = Undo()
-    _save_place(undo, trainer)
+    _save_attributes(undo, trainer)
     with undo, undo, trainer.clock.excluding():  # undo twice: an interrupt may skip one of the two exits
-        put_back = before_drawing(trainer.model, trainer.loader, loaders.values()) if scheduled else None
+        restore = before_drawing(trainer.model, trainer.loader, loaders.values()) if scheduled else None
         with EvalScope(trainer, mode) as scope:
             scope.reason = reason
             _evaluate(trainer, mode, loaders, scope, counts=scheduled)
-        if put_back is not None and not scope.complete:  # it runs again, and must draw the same numbers
-            put_back()
+        # a resumed run repeats an incomplete evaluation with the same random numbers
+        if restore is not None and not scope.complete:
+            restore()
     return scope.metrics
 
 
-def _save_place(undo: Undo, trainer: LoopTrainer) -> None:
-    """Let `undo` restore what the scope and the clock of an evaluation set, which an interrupt may leave."""
+def _save_attributes(undo: Undo, trainer: LoopTrainer) -> None:
+    """Let `undo` restore the attributes that an evaluation sets, for an interrupt that prevents its end."""
     undo.attributes(trainer, "mode")
     undo.attributes(trainer.clock.waits, "place")
 
@@ -169,6 +176,11 @@ def _evaluate(
     *,
     counts: bool,
 ) -> None:
+    """Run the pass of an evaluation in eval mode, and set the metrics of `scope`.
+
+    Args:
+        counts: whether to count the evaluation, if it is complete, as one of the schedule.
+    """
     undo = Undo()
     with undo, undo:  # twice: an interrupt may skip one of the two exits
         undo.attributes(trainer, "batch", "outputs")
@@ -186,21 +198,21 @@ def _evaluate(
 def _metrics(
     trainer: LoopTrainer, mode: str, loaders: Mapping[str, Iterable[Any]]
 ) -> dict[str, float] | None:
-    """Return the metrics of the model's weights, then of other weights on the same batches.
+    """Return the metrics of the model's weights, and of other weights that a hook provides, such as averages.
 
-    The other weights get the random numbers that the model's own got. Return None if a stop cut the passes
-    short.
+    A second pass with the other weights has the same batches and random numbers. Return None if a stop cut
+    the passes short.
     """
     others = other_weights(trainer.hooks)
-    put_back = before_drawing(trainer.model, trainer.loader, loaders.values()) if others else lambda: None
+    restore = before_drawing(trainer.model, trainer.loader, loaders.values()) if others else lambda: None
     metrics = _metrics_of(trainer, mode, loaders, "")
     for prefix, hook in others.items():
         if metrics is None or trainer.stopping:
             return None
-        put_back()
+        restore()
         with hook.in_model(trainer, mode):
-            more = _metrics_of(trainer, mode, loaders, prefix)
-        metrics = None if more is None else merged(metrics, more)
+            metrics_of_hook = _metrics_of(trainer, mode, loaders, prefix)
+        metrics = None if metrics_of_hook is None else merged(metrics, metrics_of_hook)
     return metrics
 
 
@@ -210,11 +222,11 @@ def _metrics_of(
     """Return the metrics of all loaders, one after the other; None if a stop cut the passes short.
 
     Args:
-        weights: the prefix of the weights that the model has; "" for its own.
+        weights: the prefix for metrics of the weights that the model has now; "" for its own weights.
     """
     metrics: dict[str, float] = {}
     for number, (name, loader) in enumerate(loaders.items()):
-        if number and trainer.stopping:  # a stop was requested in the last batch of the former loader
+        if number and trainer.stopping:  # a stop was requested in the last batch of the previous loader
             return None
         evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs, trainer.device)
 
@@ -229,23 +241,24 @@ def _metrics_of(
 
 
 def predict(trainer: Evaluations, loader: Iterable[Any], to: Any) -> Any:
-    """Predict on a loader as `Trainer.predict`, with all events, within a run."""
+    """Predict on a loader, with all events, within a run; `Trainer.predict` has the arguments and result."""
     undo = Undo()
-    _save_place(undo, trainer)
+    _save_attributes(undo, trainer)
     # each undo twice: an interrupt may skip one of the two exits
     with undo, undo, trainer.clock.excluding(), EvalScope(trainer, "predict") as scope:
-        changed = Undo()
-        with changed, changed:
-            prediction = begin_prediction(changed, trainer, loader, to)
+        undo_changes = Undo()
+        with undo_changes, undo_changes:
+            prediction = begin_prediction(undo_changes, trainer, loader, to)
             return _predict(trainer, prediction, scope)
 
 
 def _predict(trainer: Evaluations, prediction: Prediction, scope: EvalScope) -> Any:
+    """Run the pass of a prediction, and return its result."""
     try:
         step = trainer.predict_step
         scope.complete = _run_pass(trainer, "predict", prediction.loader, step, prediction.add, {})
         return prediction.end(complete=scope.complete)
-    except Exception:  # not after an interrupt, because `close` waits for the subscriber
+    except Exception:  # not a KeyboardInterrupt, because `close` waits for the subscriber
         prediction.close()
         raise
 
@@ -258,16 +271,22 @@ def _run_pass(
     receive: Callable[[Any], None],
     fields: Mapping[str, str],
 ) -> bool:
-    """Give the outputs of `step` for each batch to `receive`; return False if a stop cut the pass short.
+    """Run one pass over a loader, with the events around each batch; return False if a stop cut it short.
 
     Args:
-        fields: fields of the events around an iteration.
+        mode: "val", "test" or "predict".
+        step: returns the outputs of a batch.
+        receive: called with the outputs of each batch.
+        fields: additional fields of the events.
+
+    Raises:
+        ValueError: the loader is empty.
     """
     before, after = EVAL_ITERATIONS[mode]
     bus = trainer.bus
     passing, batches = Pass(trainer.stops, trainer.limits.length(mode, loader)), 0
-    reading = first(open_aside(trainer.loader, loader), trainer.limits.cut(mode, loader))
-    for batch_idx, batch in enumerate(reading):
+    batches_of_pass = first(open_aside(trainer.loader, loader), trainer.limits.cut(mode, loader))
+    for batch_idx, batch in enumerate(batches_of_pass):
         trainer.batch = to_device(batch, trainer.device)
         if bus.wants(before):
             trainer.announce(before, batch_idx=batch_idx, **fields)
@@ -278,11 +297,11 @@ def _run_pass(
         batches += 1
         bus.poll(trainer)
         if passing.stops(batches):
-            retain_until_end(trainer, reading)
+            retain_until_end(trainer, batches_of_pass)
             return False
     if not passing.end(batches):
         return False
-    # a rank without a batch still takes part when the ranks gather their outputs
+    # a rank without a batch takes part in the gather as well, because all ranks must call it
     if not any(gather(batches) if mode == "predict" else [batches]):
         name = f" {fields['loader']!r}" if fields.get("loader") else ""
         raise ValueError(f"the {mode} loader{name} is empty: a pass over it gave no batch")

@@ -1,7 +1,7 @@
-"""Write each second how far a run is, for `eventloop watch`; the training thread does nothing for it.
+"""Write the status of a run into `heartbeat.json` once a second, for `eventloop watch`.
 
-The heartbeat's thread of `RunOwnership` calls `StatusWriter.write`, which reads the trainer's counters. So a
-run has a `heartbeat.json` if it owns its directory, and on rank 0 alone.
+A thread of `RunOwnership` calls `StatusWriter.write`, which reads the trainer's counters; the training thread
+does nothing. A run writes the file only if it owns its directory, and only on rank 0.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from eventloop.training.run_file import RunFile
 logger = logging.getLogger("eventloop")
 
 WINDOW_SECONDS = 10.0
-"""The seconds over which the speed is taken, if as many as `WINDOW_CHANGES` changes were seen in them."""
+"""The seconds over which the speed is averaged."""
 WINDOW_CHANGES = 5
+"""The least number of changes of the iteration over which the speed is averaged, however long they take."""
 _STATES: dict[str, RunState] = {"val": "validating", "test": "testing", "predict": "predicting"}
 
 
@@ -43,25 +44,27 @@ def own_directories(trainer: LoopTrainer) -> RunOwnership:
 
 
 class Speed:
-    """The training iterations a second, from values of the counter about a second apart."""
+    """The training iterations a second, computed from values of the iteration about a second apart."""
 
     def __init__(self) -> None:
-        self._trained = self._latest = 0.0  # seconds of training so far
+        self._trained = 0.0  # seconds of training so far
+        self._latest = 0.0  # the time of the last update
+        # the seconds of training at which an iteration was first seen, and the iteration
         self._changes: deque[tuple[float, int]] = deque()
 
     def update(self, now: float, iteration: int, *, trains: bool) -> None:
-        """Add a value of the counter.
+        """Add a value of the iteration.
 
         Args:
-            now: the time in seconds, of any clock.
-            iteration: completed iterations.
-            trains: whether the run trains at this moment; time in which it does not is left out.
+            now: the time in seconds, by any clock.
+            iteration: the number of completed iterations.
+            trains: whether the run trains now; other time, as in a validation, does not count.
         """
         if trains and self._changes:
             self._trained += now - self._latest
         self._latest = now
         if self._changes and iteration <= self._changes[-1][1]:
-            if iteration < self._changes[-1][1]:  # the run has gone back
+            if iteration < self._changes[-1][1]:  # a rollback
                 self._changes.clear()
             return
         self._changes.append((self._trained, iteration))
@@ -70,18 +73,18 @@ class Speed:
 
     @property
     def value(self) -> float | None:
-        """Return the iterations a second; None before the second change."""
+        """Return the iterations a second; None until the iteration has changed twice."""
         if len(self._changes) < 2:
             return None
-        (began, first), (ended, last) = self._changes[0], self._changes[-1]
-        return (last - first) / (ended - began) if ended > began else None
+        (began, first_iter), (ended, last_iter) = self._changes[0], self._changes[-1]
+        return (last_iter - first_iter) / (ended - began) if ended > began else None
 
 
 class StatusWriter:
     """Write the status of a trainer's run into `heartbeat.json`, at each call of `write`.
 
-    The trainer's `RunOwnership` calls it on a thread of its own. What cannot be written, as on a full disk,
-    is left out; the next call tries again.
+    The trainer's `RunOwnership` calls `write` on a thread of its own. If a write fails, as on a full disk,
+    the file keeps the earlier status, and the next call tries again.
     """
 
     def __init__(self, trainer: LoopTrainer) -> None:
@@ -89,7 +92,7 @@ class StatusWriter:
         self._call: _Call | None = None
 
     def write(self) -> None:
-        """Write the status now, unless another run has the directory by now."""
+        """Write the status now, unless another run has become the owner of the directory."""
         trainer = self._trainer
         if trainer.ownership.lost:
             return
@@ -104,6 +107,7 @@ class StatusWriter:
             logger.debug("%s has no heartbeat: %s", trainer.work_dir, error)
 
     def _state(self) -> RunState:
+        """Return the present state of the run, such as "validating"."""
         ownership = self._trainer.ownership
         if ownership.ended:
             return "ended"
@@ -115,23 +119,25 @@ class StatusWriter:
 
 
 class _Call:
-    """A call of `train`, `val` and so on, from its begin to its end."""
+    """The status of one call of `train`, `val` and so on, from its begin to its end."""
 
     def __init__(self, trainer: LoopTrainer) -> None:
         self._trainer, self._first_iter = trainer, trainer.iter
-        self._begun = self._moved = time.time()
-        self._before: tuple[int, RunState] | None = None
+        self._begun = self._changed_at = time.time()
+        self._latest: tuple[int, RunState] | None = None
         self._speed = Speed()
         self._host, self._process = socket.gethostname(), this_process()
-        # resolved once, which takes as long as all the rest of a status
-        self._places = [_from(trainer.work_dir, place) for place in trainer.state.directories]
+        # resolved once, because this takes as long as the rest of a status
+        self._checkpoints = [
+            _relative_to_run(directory, trainer.work_dir) for directory in trainer.state.directories
+        ]
 
     def status(self, state: RunState) -> RunStatus:
-        """Return the status now."""
+        """Return the status of the run, which is in this state now."""
         trainer, now = self._trainer, time.time()
         iteration = trainer.iter
-        if self._before != (iteration, state):
-            self._before, self._moved = (iteration, state), now
+        if self._latest != (iteration, state):
+            self._latest, self._changed_at = (iteration, state), now
         self._speed.update(time.monotonic(), iteration, trains=state == "training")
         reason, error, signal = trainer.ownership.outcome or (None, None, None)
         return RunStatus(
@@ -148,16 +154,19 @@ class _Call:
             max_iters=trainer.max_iters,
             max_epochs=trainer.max_epochs,
             speed=self._speed.value,
-            moved=self._moved,
+            moved=self._changed_at,
             ranks=trainer.world_size,
-            checkpoints=self._places,
+            checkpoints=self._checkpoints,
             reason=reason,
             error=error,
             signal=signal,
         )
 
 
-def _from(run: Path, place: Path) -> str:
-    """Return the path of a directory, relative to the run's if it is inside, so that it can be moved."""
-    place, run = Path(os.path.abspath(place)), Path(os.path.abspath(run))
-    return place.relative_to(run).as_posix() if place.is_relative_to(run) else str(place)
+def _relative_to_run(directory: Path, run: Path) -> str:
+    """Return a directory's path relative to that of the run if it is inside, else its absolute path.
+
+    A relative path stays valid if the run's directory is moved.
+    """
+    directory, run = Path(os.path.abspath(directory)), Path(os.path.abspath(run))
+    return directory.relative_to(run).as_posix() if directory.is_relative_to(run) else str(directory)

@@ -1,4 +1,4 @@
-"""Drive a run step by step from any loop: `Trainer` inherits these methods, and its own loops call them."""
+"""Define the steps of a run as methods of `Trainer`, for its own loops and for loops that a user writes."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ EVAL_ITERATIONS: dict[str, tuple[type[Any], type[Any]]] = {
 
 
 class SkipIteration(Exception):
-    """Raise this in a handler of `before_train_iter` to skip the batch; the iteration is not counted."""
+    """Raised by a handler of `before_train_iter` to skip the batch; no iteration is counted for it."""
 
 
 class LoopSteps(LoopTrainer):
-    """The loop as steps, for a loop that fetches the batches itself.
+    """The steps of a run, for a hand-written loop that fetches the batches itself.
 
         trainer.begin_run()
         try:
@@ -59,8 +59,8 @@ class LoopSteps(LoopTrainer):
             raise
         trainer.end_run()
 
-    Each step emits its events, in the order in which `train()` emits them. Moving data to the device,
-    `model.train()` and `model.eval()` are left to the loop. Call all steps on one thread.
+    Each step emits its events, in the order in which `train()` emits them. The loop itself moves data to the
+    device, and calls `model.train()` and `model.eval()`. Call all steps on one thread.
     """
 
     iter: int
@@ -68,21 +68,21 @@ class LoopSteps(LoopTrainer):
     passing: Pass | None
     within: Within
     begun: Begin | None = None
-    """The begin of the last training; None before the first one."""
+    """The facts of the last training's begin, for `run.json`; None before the first training."""
     step_rates: Mapping[str, Any] = MappingProxyType({})
     """The learning rates of the iteration's optimizer steps, if a scheduler changes them before its end."""
     logged_by_host: Collection[str] = ()
-    """The names of numbers that another engine logs itself; those of outputs are logged as "outputs/name"."""
+    """The names of numbers that another engine logs itself; outputs of these names become "outputs/NAME"."""
     _open: list[tuple[str, ExitStack]]
-    """The parts of the run that have begun and not ended, outermost first: the name and the open scopes."""
+    """The parts of the run that have begun and not ended, with their open scopes, the outermost first."""
     _evaluated: tuple[EvalScope, EpochScope]
-    """The scopes of the evaluation that `begin_val` began last."""
+    """The scopes of the evaluation that `begin_val` has begun last."""
 
     @property
     def batch_idx(self) -> int:
-        """The index of the current batch in its pass over the loader; at a boundary of the next one.
+        """The index of the current batch in its pass over the loader; between iterations, of the next batch.
 
-        With `unit="update"` it counts the batches within an update too.
+        With `unit="update"` each batch within an update counts.
         """
         return self.position.batches + self.counting.before
 
@@ -91,14 +91,14 @@ class LoopSteps(LoopTrainer):
         self.position.batches, self.counting.before = index, 0
 
     def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)  # those of a mixin
-        # a program's own event may have the name of one of its methods
-        events = [
+        super().__init_subclass__(**options)  # a mixin class may take options
+        # only eventloop's own events: a method of the program may have the name of the program's own event
+        own_events = [
             name
             for name, classes in known_events().items()
-            if any(each.__module__.startswith("eventloop.") for each in classes)
+            if any(event_type.__module__.startswith("eventloop.") for event_type in classes)
         ]
-        refuse_overrides(cls, events)
+        refuse_overrides(cls, own_events)
 
     def begin_run(self, *, training: bool = True) -> None:
         """Begin a run and its training: emit `before_run` and `before_train`.
@@ -107,7 +107,8 @@ class LoopSteps(LoopTrainer):
             training: False for a run that only evaluates, without `before_train`.
 
         Raises:
-            RuntimeError: a run of the trainer is already open.
+            RuntimeError: the trainer is already in a run.
+            ValueError: the trainer has `unit="update"`.
         """
         self.refuse_within("begin_run")
         if self.counting.accumulator is not None:
@@ -125,6 +126,9 @@ class LoopSteps(LoopTrainer):
 
         Args:
             length: the number of batches of the epoch; None if it is unknown.
+
+        Raises:
+            RuntimeError: no run has begun, or an epoch has not ended.
         """
         if not self.running or self.passing is not None:
             raise RuntimeError(_order("begin_epoch", "after begin_run() or end_epoch()"))
@@ -137,8 +141,11 @@ class LoopSteps(LoopTrainer):
         """Begin an iteration with its batch: emit `before_train_iter`.
 
         Returns:
-            False if a handler skips the batch by `SkipIteration`. In that case fetch the next batch without a
-            call of `end_iter`.
+            False if a handler skips the batch by `SkipIteration`. In this case fetch the next batch, and do
+            not call `end_iter`.
+
+        Raises:
+            RuntimeError: no epoch has begun.
         """
         if self.passing is None:
             raise RuntimeError(_order("begin_iter", "after begin_epoch() or end_iter()"))
@@ -156,17 +163,18 @@ class LoopSteps(LoopTrainer):
         return True
 
     def skip_iter(self) -> None:
-        """Skip a batch that a rollback leaves out, as `begin_iter` does if a handler skips it."""
+        """Skip a batch that a rollback leaves out; no event is emitted."""
         self.clock.end_data()
         self.position.skip_one()
         self._skip_batch()
 
     @property
     def in_steps(self) -> bool:
-        """True in a run that `begin_run` has begun, whose loop fetches the batches itself."""
+        """True in a run that `begin_run` has begun, so that a hand-written loop fetches the batches."""
         return bool(self._open)
 
     def _skip_batch(self) -> None:
+        """Count a batch that is not trained on, and begin the wait for the next one."""
         self.clock.skip()
         self.position.batches += 1
         self.metrics.in_iteration = False
@@ -181,6 +189,9 @@ class LoopSteps(LoopTrainer):
 
         Returns:
             True if the loop must end here, because a handler, a signal or another rank requested a stop.
+
+        Raises:
+            RuntimeError: no iteration has begun.
         """
         if self.passing is None or not self.metrics.in_iteration:
             raise RuntimeError(_order("end_iter", "after begin_iter()"))
@@ -191,7 +202,7 @@ class LoopSteps(LoopTrainer):
         try:
             self.announce(AfterTrainIter, batch_idx=self.position.batches // self.counting.batches_per_iter)
         except BaseException:
-            if self.within:  # the step was made: a run that goes on must not repeat it
+            if self.within:  # the optimizer's step was made, so a later run must not repeat the iteration
                 self.completed_iteration()
             raise
         self.completed_iteration()
@@ -235,7 +246,11 @@ class LoopSteps(LoopTrainer):
         self.announce(EVAL_ITERATIONS[self.mode][0], batch_idx=batch_idx, loader=loader)
 
     def end_val_iter(self, outputs: Any, batch_idx: int, loader: str = "") -> None:
-        """End an iteration of an evaluation: emit `after_val_iter`, or `after_test_iter`."""
+        """End an iteration of an evaluation: emit `after_val_iter`, or `after_test_iter`.
+
+        Args:
+            loader: the name of the loader, if there are several.
+        """
         self.outputs = outputs
         self.announce(EVAL_ITERATIONS[self.mode][1], batch_idx=batch_idx, loader=loader)
         self.bus.poll(self)
@@ -252,22 +267,22 @@ class LoopSteps(LoopTrainer):
         scopes.close()
 
     def end_run(self, error: BaseException | None = None) -> None:
-        """End the run and every part of it that is open: emit the closing events, and deliver all events.
+        """End the run and all its open parts: emit the closing events, and deliver all events.
 
         Args:
             error: the error that ended the loop, if any. This method does not raise it.
         """
-        whole = ExitStack()
+        all_scopes = ExitStack()
         for _, scopes in self._open:
-            whole.push(scopes)
+            all_scopes.push(scopes)
         self._open.clear()
         if error is None:
-            whole.close()
+            all_scopes.close()
         else:
-            whole.__exit__(type(error), error, error.__traceback__)
+            all_scopes.__exit__(type(error), error, error.__traceback__)
 
     def completed_iteration(self) -> None:
-        """Count the iteration that ends."""
+        """Count the iteration that ends, and its batches."""
         metrics = self.metrics
         self.within = ""
         self.iter = metrics.iter = self.iter + 1
@@ -279,15 +294,15 @@ class LoopSteps(LoopTrainer):
     def completed_epoch(self) -> None:
         """Count the epoch that ends, and begin the next one at batch 0.
 
-        A run measured in iterations is one epoch. When it is complete, the position in the loader is kept,
-        because a longer run continues the same pass.
+        If `max_iters` measures the run, the whole run is one epoch. At its end the position in the loader is
+        kept, because a longer run continues the same pass.
         """
         self.epoch = self.metrics.epoch = self.epoch + 1
         if self.by_epoch or not self.position.at_end:
             self.position.end_pass()
 
     def _open_part(self, part: str, *scopes: AbstractContextManager[Any]) -> None:
-        """Enter the scopes of a part of the run; if one raises an error, exit those before it.
+        """Enter the scopes of a part of the run; if a scope raises an error, exit those entered before it.
 
         Args:
             part: the name of the part, such as "epoch".
@@ -298,7 +313,7 @@ class LoopSteps(LoopTrainer):
             self._open.append((part, entered.pop_all()))
 
     def _begun(self, part: str) -> ExitStack:
-        """Remove the part that began last from the open ones, and return its scopes.
+        """Return the scopes of the part that began last, and remove it from the open parts.
 
         Raises:
             RuntimeError: the part that began last is not `part`.
@@ -310,4 +325,5 @@ class LoopSteps(LoopTrainer):
 
 
 def _order(step: str, place: str) -> str:
+    """Return the text of an error for a step that was called in the wrong place."""
     return f"{step}() belongs {place}: see the order of steps in the documentation of Trainer.begin_run"

@@ -1,4 +1,7 @@
-"""Run the epochs and iterations of a training: fetch batches, emit events, count. Hooks do the rest."""
+"""Run the epochs and iterations of a training: fetch batches, emit events and count.
+
+Hooks do the rest: the optimizer's step, logging and checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from eventloop.training.scopes import retain_until_end
 
 logger = logging.getLogger("eventloop")
 
-_NONE = object()
+_NO_BATCH = object()
 
 
 class TrainLoop:
     """The epochs and iterations of one training, as generators.
 
-    Closing a generator emits no event: the classes of `scopes` emit the events that begin and end a run, its
-    parts and its epochs.
+    The generators emit only the events of iterations. The context managers in `scopes` emit the events that
+    begin and end a run, a training and an epoch, also if a generator is closed early.
     """
 
     def __init__(self, trainer: LoopTrainer, schedule: Schedule) -> None:
@@ -32,9 +35,12 @@ class TrainLoop:
         self._pass: Iterator[Any] = iter(())
 
     def epochs(self) -> Iterator[int]:
-        """Yield the index of each remaining epoch, and run the evaluations in between.
+        """Yield the index of each remaining epoch, and run the evaluations between epochs.
 
-        A run measured in iterations is one epoch.
+        If `max_iters` measures the run, it is one epoch.
+
+        Raises:
+            RuntimeError: a hand-written loop has trained no iteration in an epoch.
         """
         trainer = self._trainer
         trainer.stops.edge()
@@ -43,13 +49,13 @@ class TrainLoop:
         trainer.monitored.sanity_check(validates=self._schedule.validates(total))
         if not (trainer.by_epoch and trainer.position.batches):
             self._warn_if_done()
-            self._evaluate()  # those due at the start, or when the checkpoint was taken
+            self._evaluate()  # due before the first iteration, or missing in the resumed checkpoint
         while not self._finished():
-            began_at, began_in = trainer.iter, trainer.epoch
+            iter_before, epoch_before = trainer.iter, trainer.epoch
             yield trainer.epoch
             if self._epoch_edge():
                 return
-            if trainer.iter == began_at and trainer.epoch == began_in:
+            if trainer.iter == iter_before and trainer.epoch == epoch_before:
                 raise RuntimeError(
                     f"epoch {trainer.epoch} trained no iteration: inside `for epoch in trainer.epochs()` "
                     "write `for batch in trainer.batches(loader)`"
@@ -58,10 +64,11 @@ class TrainLoop:
                 self._evaluate()
 
     def _epoch_edge(self) -> bool:
-        """Apply commands between two epochs, and return whether a stop ends the run.
+        """Apply commands after an epoch, and return whether a stop ends the run.
 
-        Several ranks do not agree after the last batch of an epoch, so epochs of one batch have no other
-        place. A run measured in iterations has a boundary after each.
+        A run measured in epochs applies all commands here, because ranks exchange none after the last batch
+        of an epoch, which may be the only one. A run measured in iterations applies commands from outside
+        after each iteration, and here only those of the program itself.
         """
         trainer = self._trainer
         trainer.commands.repeat_due()
@@ -89,10 +96,10 @@ class TrainLoop:
         return False
 
     def iterations(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of an epoch, and emit the events of an iteration around each.
+        """Yield the batches of an epoch, with the events of an iteration around each.
 
-        The caller runs the forward pass between two batches. With `unit="update"` the events are around the
-        batches of one optimizer step.
+        The caller runs the forward pass of a batch before it asks for the next one. With `unit="update"` the
+        events are around all batches of one optimizer step.
 
         Raises:
             ValueError: the loader is empty, or every batch of a pass was skipped.
@@ -101,69 +108,72 @@ class TrainLoop:
         counting, accumulator = trainer.counting, trainer.counting.accumulator
         length = counting.iterations(trainer.limits.length("train", loader)) if trainer.by_epoch else None
         trainer.passing = passing = Pass(trainer.stops, length, endless=length is None, trains=True)
-        reading = self._batches(loader)
+        batches = self._batches(loader)
         trainer.clock.begin_pass()
-        if trainer.position.to_skip and self._skip(reading):
+        if trainer.position.to_skip and self._skip(batches):
             return
-        for batch in reading:
+        for batch in batches:
             if trainer.stopping and trainer.position.at_end:
-                return  # the loader has more batches than its length
+                return  # a stop came in what `len(loader)` says is the last batch, and the loader has more
             if accumulator is not None:
                 counting.begin(accumulator, trainer.position.left)
             if trainer.begin_iter(to_device(batch, trainer.device)):
                 yield from self._body(trainer.batch)
                 if accumulator is not None:
-                    for further in batches_of_update(trainer, accumulator, self._pass):
-                        yield from self._body(further)
+                    for next_batch in batches_of_update(trainer, accumulator, self._pass):
+                        yield from self._body(next_batch)
                 trainer.end_iter(trainer.outputs)
                 ends = self._iteration_boundary()
             else:
                 ends = self._cut_short()
             if ends:
-                self._exit_pass(reading)
+                self._exit_pass(batches)
                 return
         passing.end(counting.iterations(trainer.position.batches) or 0)
 
-    def _skip(self, reading: Iterator[Any]) -> bool:
+    def _skip(self, batches: Iterator[Any]) -> bool:
         """Skip the batches that a rollback leaves out; return whether a stop ends the epoch meanwhile."""
         trainer = self._trainer
-        while trainer.position.to_skip and next(reading, _NONE) is not _NONE:
+        while trainer.position.to_skip and next(batches, _NO_BATCH) is not _NO_BATCH:
             trainer.skip_iter()
             if self._cut_short():
-                self._exit_pass(reading)
+                self._exit_pass(batches)
                 return True
         return False
 
-    def _exit_pass(self, reading: Iterator[Any]) -> None:
-        """Leave an unfinished pass; its workers end at once only if the run goes back."""
+    def _exit_pass(self, batches: Iterator[Any]) -> None:
+        """Leave an unfinished pass over the loader, whose worker processes end with the run.
+
+        After a rollback they end at once, because the run goes on with another pass.
+        """
         if not self._trainer.stops.goes_back:
-            retain_until_end(self._trainer, reading)
+            retain_until_end(self._trainer, batches)
 
     def _body(self, batch: Any) -> Iterator[Any]:
-        """Yield the batch to the caller's loop body, and log a warning if the loop ends within the body.
+        """Yield the batch to the caller's loop body, and log a warning if the loop is left within the body.
 
-        A closed generator cannot see why it was closed, so `trainer.outputs` may come from a body that raised
-        an error. The iteration is therefore not trained on.
+        The optimizer makes no step for this iteration: a generator cannot find out why it was closed, and the
+        body may have raised an error after it set `trainer.outputs`.
         """
         try:
             yield batch
         except GeneratorExit:
             trainer = self._trainer
             if trainer.outputs is not None:
-                step = "the optimizer makes no step for its outputs, and " if trainer.steps_in_hook else ""
+                no_step = "the optimizer makes no step for its outputs, and " if trainer.steps_in_hook else ""
                 logger.warning(
                     "iteration %d was left within its body, by break, return or an exception: %sit is not "
                     "counted; "
                     'trainer.stop("...") ends the loop once an iteration is done',
                     trainer.iter,
-                    step,
+                    no_step,
                 )
             raise
 
     def _iteration_boundary(self) -> bool:
         """Run the evaluations that are due after an iteration, and return whether the epoch ends here.
 
-        Only a run measured in iterations evaluates at this place.
+        A run measured in epochs evaluates only between epochs.
         """
         trainer = self._trainer
         if trainer.by_epoch or trainer.stopping:
@@ -175,14 +185,15 @@ class TrainLoop:
     def _cut_short(self) -> bool:
         """Return whether a stop ends the epoch early.
 
-        An epoch without further batches is not ended here: its pass goes on to the end of the loader, at
-        which samplers may draw random numbers once more.
+        After the last batch of an epoch the answer is False: the pass over the loader then goes on to its
+        end, where samplers may draw random numbers once more, as without a stop.
         """
         trainer = self._trainer
-        ends = trainer.by_epoch and trainer.position.at_end and not trainer.stops.goes_back
-        return trainer.stopping and not ends
+        is_complete = trainer.by_epoch and trainer.position.at_end and not trainer.stops.goes_back
+        return trainer.stopping and not is_complete
 
     def _finished(self) -> bool:
+        """Return whether all epochs or iterations of the run are done, or a stop ends it."""
         trainer = self._trainer
         if trainer.stopping:
             return True
@@ -191,34 +202,37 @@ class TrainLoop:
         return trainer.iter >= (trainer.max_iters or 0)
 
     def _batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a pass; in a run measured in iterations, of one pass after another.
+        """Yield the batches of a pass over the loader; in a run measured in iterations, of endless passes.
 
         A resumed run begins at the position in the checkpoint.
+
+        Raises:
+            ValueError: no iteration was trained in a pass.
         """
         trainer = self._trainer
         while True:
-            before = trainer.iter
+            iter_before = trainer.iter
             try:
                 self._pass = trainer.position.open(loader)
                 yield from self._pass
             except RuntimeError as error:
-                if not self._ends_without(error):
+                if not self._is_ignored(error):
                     raise
                 return
-            if trainer.iter == before and not trainer.position.skipped:
-                once = "; an iterator gives its batches only once: pass a DataLoader, or a list"
+            if trainer.iter == iter_before and not trainer.position.skipped:
+                advice = "; an iterator gives its batches only once: pass a DataLoader, or a list"
                 raise ValueError(
                     "a whole pass over the train loader trained no iteration: it is empty, or every batch "
-                    f"was skipped{once if isinstance(loader, Iterator) else ''}"
+                    f"was skipped{advice if isinstance(loader, Iterator) else ''}"
                 )
             if trainer.by_epoch:
                 return
 
-    def _ends_without(self, error: RuntimeError) -> bool:
-        """Return whether an error of the loader is ignored, because the run is stopping.
+    def _is_ignored(self, error: RuntimeError) -> bool:
+        """Return whether to ignore an error of the loader because the run is stopping; log it in that case.
 
-        The signal that stops the run may have ended the loader's workers, too. With several ranks the error
-        is raised, because the other ranks may need another batch.
+        The signal that stops the run may have ended the loader's workers, too. With several ranks no error is
+        ignored, because the other ranks may wait for another batch of this one.
         """
         trainer = self._trainer
         if trainer.stops.together or not trainer.stopping:
@@ -235,14 +249,16 @@ class TrainLoop:
                 trainer.stops.edge("program")
 
     def _due(self) -> list[Evaluate]:
+        """Return the evaluations that the schedule has now, without those that were made already."""
         trainer = self._trainer
-        done, total = (
-            (trainer.epoch, trainer.max_epochs) if trainer.by_epoch else (trainer.iter, trainer.max_iters)
-        )
+        if trainer.by_epoch:
+            done, total = trainer.epoch, trainer.max_epochs
+        else:
+            done, total = trainer.iter, trainer.max_iters
         return self._schedule.after(done, total or 0)[trainer.position.evaluated :]
 
     def _warn_if_done(self) -> None:
-        """Warn if no iteration is left, as a run resumed from its end looks like one that has trained."""
+        """Log a warning if no iteration is left to train, as after a resume from the end of a run."""
         trainer = self._trainer
         if trainer.stopping or not self._finished():
             return

@@ -1,4 +1,4 @@
-"""Run forward passes in mixed precision, and scale losses against underflow; the optimizer hook uses this."""
+"""Run forward passes in mixed precision, and scale losses against underflow, for `AmpOptimizerHook`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from eventloop.util.checks import check_choice, check_keys, number, positive
 
 LossScale = float | str | Mapping[str, float]
 Scaling = Literal["none", "static", "dynamic"]
-"""How losses are scaled against underflow; gradients in a checkpoint fit only the same scaling."""
+"""The kinds of loss scaling. Gradients in a checkpoint can only be used with the same kind."""
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _SCALER_ARGUMENTS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 
 
 class MixedPrecision:
-    """Hold the autocast type of a model's device, and the `GradScaler` if losses are scaled.
+    """The autocast type for a model's device, and the `GradScaler` if losses are scaled.
 
     Args:
-        loss_scale, dtype: see `eventloop.hooks.AmpOptimizerHook`.
+        loss_scale: a constant, "dynamic" or arguments of `torch.amp.GradScaler`; None means dynamic scaling
+            for float16, and no scaling otherwise.
+        dtype: the autocast type; None or "auto" means PyTorch's default for the device.
     """
 
     def __init__(self, loss_scale: LossScale | None, dtype: str | torch.dtype | None) -> None:
@@ -35,36 +37,37 @@ class MixedPrecision:
         self.scaling: Scaling = "none"
         self.scaler: torch.amp.GradScaler | None = None
         self._autocast_dtype = torch.bfloat16
-        self._over_meshes = False
+        self._is_sharded = False
         self._forward = ExitStack()
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Choose the autocast type and the `GradScaler` for the model's device.
 
-        They are chosen again if the model was moved to another device, or sharded; the loss scale stays.
+        They are chosen again if the model was moved to another device, or sharded. The present loss scale is
+        kept.
 
         Raises:
             RuntimeError: the device does not support autocast to that type.
         """
-        first = next(model.parameters(), None)
-        device = "cpu" if first is None else first.device.type
-        meshes = any_dtensor(model.parameters())
-        if (device, meshes) == (self.device, self._over_meshes):
+        parameter = next(model.parameters(), None)
+        device = "cpu" if parameter is None else parameter.device.type
+        is_sharded = any_dtensor(model.parameters())
+        if (device, is_sharded) == (self.device, self._is_sharded):
             return
-        self.device, self._over_meshes = device, meshes
+        self.device, self._is_sharded = device, is_sharded
         self._autocast_dtype = self._dtype or torch.get_autocast_dtype(device)
-        self.autocast()  # raises here if the device has no autocast to this type
+        self.autocast()  # raises an error here, not at the first batch, if the device lacks this type
         loss_scale = self._loss_scale
         if loss_scale is None and self._autocast_dtype == torch.float16:
             loss_scale = {}
-        former, self.scaler, self.scaling = self.scaler, None, "none"
-        make = MeshGradScaler if meshes else torch.amp.GradScaler
+        previous, self.scaler, self.scaling = self.scaler, None, "none"
+        scaler_class = MeshGradScaler if is_sharded else torch.amp.GradScaler
         if isinstance(loss_scale, float):
-            self.scaling, self.scaler = "static", make(device, init_scale=loss_scale)
+            self.scaling, self.scaler = "static", scaler_class(device, init_scale=loss_scale)
         elif loss_scale is not None:
-            self.scaling, self.scaler = "dynamic", make(device, **loss_scale)
-        if former is not None and self.scaler is not None:
-            self.scaler.load_state_dict(former.state_dict())
+            self.scaling, self.scaler = "dynamic", scaler_class(device, **loss_scale)
+        if previous is not None and self.scaler is not None:
+            self.scaler.load_state_dict(previous.state_dict())
 
     def autocast(self) -> torch.autocast:
         """Return a new autocast context with the type in use, for one forward pass."""
@@ -72,16 +75,16 @@ class MixedPrecision:
 
     def begin_forward(self) -> None:
         """Switch autocast on until `end_forward` or `backward`."""
-        self._forward.close()  # left open by a batch that was skipped
+        self._forward.close()  # a skipped batch has left it open
         self._forward.enter_context(self.autocast())
 
     def end_forward(self) -> None:
-        """Switch autocast off again, unless it is off."""
+        """Switch autocast off; do nothing if it is off."""
         self._forward.close()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Run backward on the scaled loss."""
-        self._forward.close()  # backward needs no autocast, as it uses the types of the forward pass
+        """Switch autocast off, and run backward on the loss, scaled if losses are scaled."""
+        self._forward.close()  # backward uses the types of the forward pass without it
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()
@@ -90,27 +93,30 @@ class MixedPrecision:
     def unscale(
         scaler: torch.amp.GradScaler, optimizers: Sequence[torch.optim.Optimizer]
     ) -> torch.Tensor | None:
-        """Unscale the gradients; return a 0-dim device tensor, above 0 if a gradient is not finite.
+        """Divide the gradients by the loss scale.
 
-        It returns None if no parameter has a gradient.
+        Returns:
+            a 0-dim tensor on the device, above 0 if a gradient is not finite; None without any gradient.
         """
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
-        found = [value for o in optimizers for value in scaler._found_inf_per_device(o).values()]
-        if not found:
-            scaler.update(scaler.get_scale())  # resets the scaler; update() would require inf checks
+        flags = [
+            flag for optimizer in optimizers for flag in scaler._found_inf_per_device(optimizer).values()
+        ]
+        if not flags:
+            scaler.update(scaler.get_scale())  # resets the scaler; `update()` would raise an error
             return None
-        first = found[0]
-        return first if len(found) == 1 else torch.stack([value.to(first.device) for value in found]).sum()
+        first = flags[0]
+        return first if len(flags) == 1 else torch.stack([flag.to(first.device) for flag in flags]).sum()
 
     def update(self, scaler: torch.amp.GradScaler) -> None:
-        """Update the scale after a step, made or skipped; a constant scale stays."""
+        """Update a dynamic scale after an optimizer step that was made or skipped; keep a constant scale."""
         scaler.update(self._loss_scale if isinstance(self._loss_scale, float) else None)
 
     def settings(self) -> dict[str, Any]:
-        """Return a constant scale as `loss_scale`, and of a dynamic scale its two factors and its interval.
+        """Return the settings that a resumed run should share: a constant scale, or those of a dynamic scale.
 
-        The initial scale is left out, because it has no effect once the scale has changed.
+        The initial value of a dynamic scale is left out, because it has no effect once the scale has changed.
         """
         if self.scaler is None:
             return {}
@@ -123,14 +129,18 @@ class MixedPrecision:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return the scaler's state, {} without a scaler."""
+        """Return the state of the `GradScaler`; {} if losses are not scaled."""
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load(self, state: Mapping[str, Any], owner: str) -> None:
-        """Load a saved loss scale; the growth and backoff factors remain those given.
+        """Load a saved loss scale, and keep the present growth and backoff factors.
+
+        Args:
+            state: the state of a hook, whose key "scaler" has the state of the `GradScaler`.
+            owner: the name of the hook, with which messages begin.
 
         Raises:
-            CheckpointError: `state` has no scale; the message begins with `owner`.
+            CheckpointError: `state` has no scale.
         """
         if self.scaler is not None:
             saved = read_as(_State, state, f"{owner} cannot take its state").scaler
@@ -147,6 +157,7 @@ class _State(msgspec.Struct):
 
 
 def _parse_dtype(dtype: object) -> torch.dtype:
+    """Return the type for its name, such as "float16"; accept the type itself."""
     if dtype in _DTYPES.values():
         return dtype  # type: ignore[return-value]
     if not isinstance(dtype, str | torch.dtype):
@@ -170,12 +181,13 @@ def _parse_loss_scale(loss_scale: object) -> float | dict[str, Any]:
             'loss_scale must be a number, "dynamic", or a dict of arguments of torch.amp.GradScaler, '
             f"got {loss_scale!r}"
         )
-    _check_scaler_argument("init_scale", loss_scale, of="loss_scale")
+    _check_scaler_argument("init_scale", loss_scale, option="loss_scale")
     return float(loss_scale)
 
 
-def _check_scaler_argument(key: str, value: object, of: str | None = None) -> None:
-    what = of or f"loss_scale[{key!r}]"
+def _check_scaler_argument(key: str, value: object, option: str | None = None) -> None:
+    """Refuse an invalid value of the argument `key` of `GradScaler`; messages call it `option`, if given."""
+    what = option or f"loss_scale[{key!r}]"
     if key == "growth_interval":
         positive(what, value)
     else:

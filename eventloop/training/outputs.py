@@ -16,18 +16,20 @@ _STEPS_ITSELF = (
 
 
 def loss_of(outputs: Any) -> torch.Tensor:
-    """Return the loss tensor of a train step, ready for backward.
+    """Return the loss tensor from the outputs of a train step.
 
     Raises:
         TypeError: `outputs` is not a mapping with a "loss" tensor of one element.
-        RuntimeError: the loss needs no grad.
+        RuntimeError: the loss requires no grad.
     """
     loss = outputs.get("loss") if type(outputs) is dict or isinstance(outputs, Mapping) else None
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         if isinstance(loss, torch.Tensor):
             got = f"a loss of shape {tuple(loss.shape)}: take its mean()"
+        elif isinstance(loss, int | float):
+            got = f"{outputs!r}. {_STEPS_ITSELF}"
         else:
-            got = f"{outputs!r}{f'. {_STEPS_ITSELF}' if isinstance(loss, int | float) else ''}"
+            got = repr(outputs)
         raise TypeError(
             "expected trainer.outputs to be a mapping with a 'loss' tensor of one element, set in this "
             f"iteration; got {got}"
@@ -41,7 +43,7 @@ def loss_of(outputs: Any) -> torch.Tensor:
 
 
 def explain_freed_graph(error: RuntimeError) -> None:
-    """Add the cause and the remedy to PyTorch's error about a second backward through one graph."""
+    """Add the cause and a remedy, as a note, to PyTorch's error about a second backward through one graph."""
     if "backward through the graph a second time" in str(error):
         error.add_note(
             f"The optimizer hook calls backward() on trainer.outputs['loss']. {_STEPS_ITSELF}. Call detach() "
@@ -50,26 +52,26 @@ def explain_freed_graph(error: RuntimeError) -> None:
 
 
 def detached(outputs: Any) -> Any:
-    """Return a copy of a dict with its tensors detached from their graph; return other objects unchanged.
+    """Return a copy of a dict with its tensors detached from their graph.
 
-    A mapping of another class is returned unchanged, because a copy as a dict would lose its attributes.
+    Any other object is returned unchanged. If it is a mapping, a copy as a dict would lose its attributes.
     """
     if type(outputs) is not dict:
         return outputs
-    kept = outputs.copy()
+    result = outputs.copy()
     for name, value in outputs.items():
-        # the exact type first: `isinstance` runs a metaclass's check, which is slower
+        # the exact type first, because `isinstance` calls a method of Tensor's metaclass, which is slower
         if (type(value) is Tensor or isinstance(value, Tensor)) and value.requires_grad:
-            kept[name] = value.detach()
-    return kept
+            result[name] = value.detach()
+    return result
 
 
 class MeanOutputs:
     """Average the numbers in the outputs of several batches, without waiting for the device.
 
-    Numbers are plain ones and tensors of one element, those of a mapping `log_vars` included. Of any other
-    value the last batch's stays. A number that only some batches return is averaged over these. The sums
-    replace the outputs, so no earlier batch's tensors stay in memory.
+    Numbers are Python numbers and tensors of one element, also those in a mapping `log_vars`. A number that
+    only some batches return is averaged over these. Any other value is that of the last batch. No tensors of
+    earlier batches stay in memory, because only sums are kept.
     """
 
     def __init__(self) -> None:
@@ -83,6 +85,7 @@ class MeanOutputs:
         return dict(self._outputs)
 
     def _mean(self, name: str, value: Any) -> Any:
+        """Return the mean of an output over the batches so far, or `value` itself if it is no number."""
         if name == "log_vars" and isinstance(value, Mapping):
             return {inner: self._mean(f"log_vars.{inner}", number) for inner, number in value.items()}
         if isinstance(value, Tensor):

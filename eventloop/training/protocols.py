@@ -1,4 +1,4 @@
-"""Declare the parts of a trainer that the loops and scopes need."""
+"""Declare the attributes and methods of a trainer that the loops and scopes use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eventloop.stops.stopping import Pass
 
 
 class LoopTrainer(SteeredTrainer, Protocol):
-    """A trainer as its loops see it; `Trainer` documents the attributes."""
+    """A trainer with the attributes and methods that its loops use; `Trainer` documents them."""
 
     evaluator: dict[str, Evaluator]
     writers: list[Any]

@@ -13,8 +13,8 @@ from eventloop.training.protocols import LoopTrainer
 class RunFile:
     """The file `run.json` of a trainer's run.
 
-    `RunOwnership` calls `write` at the begin of a run, each second, and at its end. It writes once for each
-    call of `train()`, and not for an evaluation, which begins no training. A failed write is tried again.
+    `RunOwnership` calls `write` at the begin of a run, each second, and at its end. Only the first call after
+    the begin of a training writes, or a later one if that fails. A run that only evaluates writes nothing.
     """
 
     def __init__(self, trainer: LoopTrainer) -> None:

@@ -1,11 +1,11 @@
-"""Begin and end a run, a training or evaluation, and an epoch, as context managers that emit events.
+"""Define context managers that emit the events at the begin and end of a run, an epoch or an evaluation.
 
 The closing event is emitted even if the body raises an error. The error propagates, and an error of a handler
-of the closing event is added to it as a note. A hand-written loop that is left by `break`, `return` or an
-exception of its own closes with the reason "left", and with "error" if a handler raised an error.
+of the closing event is added to it as a note. If a hand-written loop is left by `break`, `return` or an
+exception of its own, the reason in the closing event is "left"; if a handler raised an error, it is "error".
 
-Closing takes time: checkpoints become durable, and writers receive their events. After a KeyboardInterrupt
-during the end of a run everything is closed without waiting.
+The end of a run takes time: checkpoints become durable, and writers receive their events. After a
+KeyboardInterrupt during the end of a run everything is closed without waiting.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Scope:
         self.reason = COMPLETED
         """The reason of the closing event if the body reaches its end."""
         self.complete = False
-        """True once the body has reached its end, even if a stop was requested in it."""
+        """True once the body has done all its work, even if a stop was requested meanwhile."""
 
     def begin(self) -> None:
         """Emit the opening event."""
@@ -72,7 +72,9 @@ class Scope:
     def __enter__(self) -> Self:
         try:
             self.begin()
-        except BaseException as error:  # earlier handlers have received the opening event
+        except (
+            BaseException
+        ) as error:  # for handlers that have received the opening event, emit the closing one
             self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
@@ -80,8 +82,9 @@ class Scope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        trainer, left = self.trainer, isinstance(error, GeneratorExit)
-        if error is not None and not left:
+        """Emit the closing event with the reason of the end, and keep the error that ended the run."""
+        trainer, loop_left = self.trainer, isinstance(error, GeneratorExit)
+        if error is not None and not loop_left:
             trainer.failure = error
         failure = trainer.failure if error is not None else None
         if ends_at_once(trainer):
@@ -95,7 +98,7 @@ class Scope:
             if error is None:
                 trainer.failure = closing
                 raise
-            if left:  # the interpreter would ignore an error raised by a generator's close
+            if loop_left:  # the interpreter would ignore an error raised while a generator is closed
                 logger.exception("a handler failed while a hand-written loop was being left")
             else:
                 error.add_note("while closing, also:\n" + "".join(traceback.format_exception(closing)))
@@ -104,7 +107,7 @@ class Scope:
 class RunScope(Scope):
     """A run, from `before_run` to `after_run` and the delivery of all events.
 
-    Within another run of the same trainer it does nothing.
+    A scope that is entered within another run of the same trainer does nothing.
 
     Args:
         trainer: the trainer.
@@ -115,16 +118,17 @@ class RunScope(Scope):
         super().__init__(trainer)
         self._trains = trains
         self._outermost = False
-        self._outside: tuple[EventStorage, ...] = ()
-        self._exited = self._finished = True  # a run that could not be opened has nothing to end
+        self._outside: tuple[EventStorage, ...] = ()  # the storages that were current before the run
+        self._exited = self._finished = True  # so that nothing is ended if the run cannot be opened
 
     def __enter__(self) -> Self:
+        """Prepare the trainer for the run, and emit `before_run`."""
         self._outermost = not self.trainer.running
         if self._outermost:
             self._outside, self._finished = ENTERED.get(), False
             try:
                 self.trainer.open_run(trains=self._trains)
-                self.trainer.metrics.__enter__()  # for get_event_storage
+                self.trainer.metrics.__enter__()  # so that `get_event_storage` returns it
                 self._exited = False
             except BaseException:
                 self._finish()
@@ -141,6 +145,7 @@ class RunScope(Scope):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        """Emit `after_run`, deliver all events, exit the contexts of the run, and reset the trainer."""
         if not self._outermost:
             super().__exit__(kind, error, tb)
             return
@@ -157,17 +162,18 @@ class RunScope(Scope):
             self._finish()
 
     def complete_exit(self) -> None:
-        """Complete an exit that an interrupt has prevented or cut short; else do nothing."""
+        """Complete an exit that a KeyboardInterrupt has prevented or cut short; do nothing otherwise."""
         if self._outermost and not self._exited:
             self.__exit__(*sys.exc_info())
         if self._outermost and not self._finished:
             self._finish()
 
     def _finish(self) -> None:
+        """Reset the trainer and its parts after a run."""
         trainer, failure = self.trainer, self.trainer.failure
         trainer.running, trainer.failure, trainer.delivering = False, None, False
         trainer.passing = None
-        trainer.during_run.close()  # empty by now, unless an interrupt has cut the exit short
+        trainer.during_run.close()  # does something only if an interrupt has cut the exit short
         trainer.stops.end_run()
         trainer.clock.end_run()
         trainer.modes.end_run(trainer.model)
@@ -177,6 +183,7 @@ class RunScope(Scope):
         self._finished = True
 
     def end(self, reason: str, error: BaseException | None) -> None:
+        """Emit `after_run`, then log the last metrics, and deliver all events or close the bus."""
         if not self._outermost:
             return
         trainer, at_once = self.trainer, ends_at_once(self.trainer)
@@ -189,8 +196,8 @@ class RunScope(Scope):
             name = None if signum is None else signal.Signals(signum).name
             trainer.ownership.outcome = Outcome(reason, text, name)
             trainer.announce(AfterRun, reason=reason, error=text, signal=name)
-        except BaseException as raised:
-            closes, at_once = True, at_once or isinstance(raised, KeyboardInterrupt)
+        except BaseException as handler_error:
+            closes, at_once = True, at_once or isinstance(handler_error, KeyboardInterrupt)
             raise
         finally:
             try:
@@ -200,7 +207,7 @@ class RunScope(Scope):
 
 
 def run_scope(trainer: LoopTrainer, *, trains: bool = True, grad_mode: bool = True) -> tuple[RunScope, Undo]:
-    """Return the scope of a run, and an undo around it that ends the run wherever Ctrl-C comes.
+    """Return the scope of a run, and an `Undo` around it that ends the run at whatever point Ctrl-C comes.
 
         scope, undo = run_scope(trainer)
         with undo, undo, scope:
@@ -221,7 +228,7 @@ class TrainScope(Scope):
 
     Args:
         trainer: the trainer.
-        first: False for a training that begins again because the run has gone back.
+        first: False for a training that begins again after a rollback.
     """
 
     def __init__(self, trainer: LoopTrainer, *, first: bool = True) -> None:
@@ -231,7 +238,8 @@ class TrainScope(Scope):
     def begin(self) -> None:
         self.trainer.announce(BeforeTrain)
         if self._first:
-            self.trainer.modes.begin_run(self.trainer.model)  # with the modes that handlers have set
+            # after the handlers, which may have set some modules to eval mode
+            self.trainer.modes.begin_run(self.trainer.model)
 
     def end(self, reason: str, error: BaseException | None) -> None:
         trainer = self.trainer
@@ -239,12 +247,12 @@ class TrainScope(Scope):
             trainer.ownership.ending()
         trainer.clock.end_pass("end")
         trainer.announce(AfterTrain, reason=reason)
-        if reason == LEFT and trainer.where_to_resume:  # an error of the loop itself gets no note here
+        if reason == LEFT and trainer.where_to_resume:  # a generator cannot add this as a note to the error
             logger.warning("the training was left before its end: %s", trainer.where_to_resume)
 
 
 def trainings(trainer: LoopTrainer) -> Iterator[TrainScope]:
-    """Yield the scope of the training, and another one each time that the run has gone back.
+    """Yield the scope of the training, and another scope after each rollback of the run.
 
     for training in trainings(trainer):
         with training:
@@ -256,7 +264,7 @@ def trainings(trainer: LoopTrainer) -> Iterator[TrainScope]:
 
 
 class EvalScope(Scope):
-    """Emit `before_val` and `after_val`, or those of a test or prediction, and set the trainer's mode."""
+    """A validation, test or prediction: emit the events at its begin and end, and set the trainer's mode."""
 
     _EVENTS: dict[str, tuple[type[Event], type[Event]]] = {  # noqa: RUF012
         "val": (BeforeVal, AfterVal),
@@ -282,7 +290,7 @@ class EvalScope(Scope):
 
 
 class EpochScope(Scope):
-    """An epoch of a training, validation or test; a complete epoch of a training is counted."""
+    """An epoch of a training, or a pass of a validation or test; a complete train epoch is counted."""
 
     _EVENTS: dict[str, tuple[type[Any], type[Any]]] = {  # noqa: RUF012
         "train": (BeforeTrainEpoch, AfterTrainEpoch),
@@ -300,38 +308,40 @@ class EpochScope(Scope):
         self.trainer.announce(self._EVENTS[self._mode][0])
 
     def end(self, reason: str, error: BaseException | None) -> None:
+        """Emit the closing event, and count a complete epoch of a training."""
         trainer, after = self.trainer, self._EVENTS[self._mode][1]
         if self._mode != "train":
             trainer.announce(after, reason=reason, metrics=self.metrics)
             return
-        goes_on = reason not in (ERROR, LEFT) and not trainer.stops.goes_back
-        if goes_on and trainer.position.at_end:
-            reason = COMPLETED  # a request to stop in its last iteration
-        trainer.passing, trainer.counting.before = None, 0  # also after an error within an update
+        keeps_epoch = reason not in (ERROR, LEFT) and not trainer.stops.goes_back
+        if keeps_epoch and trainer.position.at_end:
+            reason = COMPLETED  # a stop that was requested in the last iteration has not cut the epoch short
+        # also reset after an error in the middle of an update of several batches
+        trainer.passing, trainer.counting.before = None, 0
         trainer.clock.end_pass()
         trainer.within = "epoch" if reason == COMPLETED else ""
         try:
             trainer.announce(after, reason=reason)
-        finally:  # also after a handler's error: other handlers have done their work of the epoch
+        finally:  # also after an error of a handler, because others have done their work for the epoch
             trainer.within = ""
-            if reason in (COMPLETED, LEFT):  # a `break` out of a hand-written epoch goes on with the next one
+            if reason in (COMPLETED, LEFT):  # after a `break` a hand-written loop goes on with the next epoch
                 trainer.completed_epoch()
 
 
 _until_exit: list[Iterator[Any]] = []
-"""The unfinished pass over a loader of the last run that a signal has ended."""
+"""The iterator of an unfinished pass over a loader, in the last run that a signal has ended."""
 
 
-def retain_until_end(trainer: LoopTrainer, reading: Iterator[Any]) -> None:
-    """Retain the iterator of an unfinished pass over a loader until the run ends.
+def retain_until_end(trainer: LoopTrainer, batches: Iterator[Any]) -> None:
+    """Keep a reference to the iterator of an unfinished pass over a loader until the run ends.
 
-    When a DataLoader's iterator is deleted, it waits up to five seconds for each worker, and after a signal
-    the state must be saved first. If a signal ends the program, the iterator is kept until the interpreter
-    exits, which terminates the workers in the middle of a batch. An interactive session frees it.
+    A DataLoader's iterator that is freed waits up to five seconds for each worker process, and after a signal
+    the checkpoint must be saved first. If a signal ends the program, the reference is kept until the
+    interpreter exits, which terminates the workers without a wait. An interactive session drops it.
     """
 
     def retain() -> None:
         if trainer.ends_program and not hasattr(sys, "ps1"):
-            _until_exit[:] = [reading]
+            _until_exit[:] = [batches]
 
     trainer.during_run.callback(retain)

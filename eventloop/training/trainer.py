@@ -1,4 +1,4 @@
-"""Define the trainer, which counts, moves batches, runs the step and emits events; hooks do the rest."""
+"""Define the trainer: it moves batches, runs steps, counts and emits events; hooks do the rest."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ Step = Callable[["Trainer", Any], Any]
 
 @knowing_attributes
 class Trainer(Steered, LoopSteps, Evaluations, Resumable):
-    """Train a model, and emit an event on `trainer.bus` for each step of the way.
+    """Train a model, and emit events on `trainer.bus` at each point of the training.
 
     trainer = Trainer(model, optimizer=opt, loss_fn=F.cross_entropy, train_loader=train, val_loader=val,
                       max_epochs=10, hooks=[CheckpointHook(interval=1, save_best="accuracy")],
@@ -89,48 +89,49 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
             trainer.outputs = {"loss": F.cross_entropy(model(inputs), target)}
 
     Args:
-        model: the module to train; modules within it that are in eval mode before the training stay so.
+        model: the module to train; modules within it that are in eval mode before the training stay in it.
         optimizer: one, or several by name as `dict(gen=..., critic=...)`; the optimizer hook steps them.
         loss_fn: `(model(inputs), target) -> loss`, for batches `(inputs, target)`.
         train_step: `(trainer, batch) -> loss | {"loss": loss, ...}`, in place of `loss_fn`.
         val_step: `(trainer, batch) -> mapping`: 0-dim values are averaged over samples, `preds` and `target`
-            feed the evaluator, and `num_samples` (samples, or tokens) weights the batch. By default the loss,
-            and the accuracy where targets are class indices.
+            go to the evaluator, and `num_samples` (samples, or tokens) weights the batch. By default the
+            loss, and the accuracy where targets are class indices.
         predict_step: `(trainer, batch) -> outputs` of `predict`; by default `model(inputs)`.
         evaluator: a metric `(preds, target) -> number`, a torchmetrics metric, or several (list or mapping).
         train_loader, val_loader, test_loader: iterables of batches. The last two may be several by name, as
             in `val_loader=dict(clean=..., noisy=...)`, whose metrics are "clean/accuracy", "noisy/accuracy".
         schedulers: PyTorch's learning rate schedulers, stepped by the param_scheduler hook.
-        max_epochs, max_iters: exactly one; it is the unit in which the run is measured. A trainer that only
-            tests takes `max_epochs=1`.
+        max_epochs, max_iters: the length of the run; exactly one, which is also the run's unit. A trainer
+            that only tests takes `max_epochs=1`.
         unit: what an iteration is: a "batch", or an "update", an optimizer step over the `cumulative_iters`
             batches of the optimizer hook. Events, intervals, schedulers and `max_iters` count iterations.
         val_interval, val_begin, dynamic_intervals: when to validate, in the run's unit, as in MMEngine; by
             default every epoch, or every 1000 iterations; `val_before_train` validates at step 0 as well.
         sanity_val: batches to validate before the first iteration, without events and effects on the run, so
-            that errors are found early; `sanity_checking` is True in it. By default 1 if only a batch shows
-            that a monitored metric exists, or that a `train_step` or own loop needs a `val_step`; 0 skips it.
+            that errors are found early; `sanity_checking` is True then. 0 skips it. By default 1 batch, if
+            only a batch can show that a monitored metric exists, or that a `val_step` is missing.
         limit_batches: the most batches of a pass: a number (int), a share (float up to 1.0), or a mapping of
             these, `dict(train=100, val=0.1)`, by "train", "val" and "test".
         fast_dev_run: True, or a number of batches, proves in seconds that a script runs: train on so many
             batches, validate and test on as many, in a temporary `work_dir`, without checkpoints, early
-            stopping and writers, except a `ConsoleWriter`. The lengths and limits given are not used.
+            stopping and writers, except a `ConsoleWriter`. `max_epochs`, `max_iters` and limits are ignored.
         hooks, writers: objects, or configs `dict(type="EMAHook", ...)`. A hook of a default hook's class
             takes its place. `writers=None` shows progress (a `ConsoleWriter`) where standard error is a
             terminal, or in a notebook, and nothing elsewhere; `writers=[]` shows nothing.
         custom_hooks: MMEngine's name for `hooks`.
         default_hooks: by name `runtime_info, optimizer, timer, sampler_seed, logger, param_scheduler,
-            checkpoint, garbage_collection, preemption, costs, trace`: another hook, a config, or None.
+            checkpoint, garbage_collection, preemption, costs, trace`: a hook or config in its place, or None.
         work_dir: directory of the run's files, which one live run owns; by default a new one under runs/. A
-            relative path is relative to the current directory, also if the program changes that later.
+            relative path stays the same if the program changes the current directory later.
         device: device to which the model and the batches are moved, as well as a `loss_fn` and metrics that
             are modules; by default all stay there. "auto" is `cuda:LOCAL_RANK`, else mps, else the CPU.
         data_ranks: the number of ranks with different data, such as `data_ranks=2` on a mesh of 2 data by 4
-            tensor ranks. By default the train loader's DistributedSampler or the model's meshes say it.
+            tensor ranks; by default that of the train loader's DistributedSampler, or of the model's meshes.
         bus: an existing bus to emit events on.
         commands: the `commands.jsonl` of a run that was steered; its commands are applied again, each after
             the same iteration, so that the run is the same to the bit.
-        compile: "model" or the whole "step", by `torch.compile`; `dict(step=dict(mode=...))` has its options.
+        compile: compile the "model" or the whole "step" by `torch.compile`; options as
+            `dict(step=dict(mode=...))`.
         config: settings of the program, such as `vars(args)`, for `run.json`, the report and the trackers.
 
     Raises:
@@ -211,8 +212,8 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.schedulers: list[Any] = [*schedulers] if isinstance(schedulers, list | tuple) else [schedulers]
         self.steps_itself = "optimizer" in (default_hooks or {})
-        made = compile_parts(compile, self.model, optimizer, train_step, self.schedulers)
-        self.compiled, self.metrics, self._forward, self.custom_step = made
+        parts = compile_parts(compile, self.model, optimizer, train_step, self.schedulers)
+        self.compiled, self.metrics, self._forward, self.custom_step = parts
         self.loss_fn, self._val_step, self._predict_step = loss_fn, val_step, predict_step
         self.evaluator = name_evaluators(evaluator)
         self.train_loader, self.val_loader, self.test_loader = loaders
@@ -228,17 +229,17 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         self.stop_reason: str | None = None
         self.stop_signal: int | None = None
         self.failure: BaseException | None = None
-        self.where_to_resume = ""  # after a run has ended, a sentence for the user
+        self.where_to_resume = ""  # after a run, a sentence that says how to continue it
         self.asked_to_stop = self.running = self.ends_program = False
-        self.delivering = False  # True when a run has ended and waits for its background subscribers
+        self.delivering = False  # True while the end of a run waits for its background subscribers
         self.within: Within = ""
-        """What is done and not counted: "iter" from the optimizer's step on, "epoch" in its last events."""
+        """The part that is done but not counted: "iter" after the optimizer's step, "epoch" at its end."""
         self.ignored_outputs: set[str] = set()  # values of `val_step` that the log has reported
         self.sanity_checking = False  # True within the sanity validation before the first iteration
-        self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
+        self.steps_in_hook = False  # whether a hook makes the optimizer's step, and sets `within` then
         self.stops, self.modes, self.clock = Stopping(self), TrainingModes(), StepClock()
         self.passing, self._open, self._held = None, [], HeldLoops()
-        self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
+        self.during_run = ExitStack()  # contexts that are exited when a run has delivered all events
         self.loader: Iterable[Any] | None = train_loader
         self.foreign_calls, self.remembered = ForeignCalls(self.clock.charge), Remembered()
         self.position, self.state = LoaderPosition(self), TrainerState(self)
@@ -246,8 +247,9 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         self.bus: Bus = bus if bus is not None else Bus()
         self.applied_commands: list[Applied] = []
         self.commands = Commands(self, commands)
-        make = partial(make_temporary_dir, self) if self.fast_dev_run or builds_evaluator() else make_work_dir
-        self.work_dir = self.checkpoint_dir = make(work_dir)
+        is_temporary = self.fast_dev_run or builds_evaluator()
+        make_dir = partial(make_temporary_dir, self) if is_temporary else make_work_dir
+        self.work_dir = self.checkpoint_dir = make_dir(work_dir)
         self.facts = CurrentRun(facts_of(self))
         self.hooks, self.writers = attach_all(self, [*hooks, *custom_hooks], writers, default_hooks or {})
         if self.fast_dev_run:
@@ -263,10 +265,10 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
 
     @knowing_calls
     def train(self) -> None:
-        """Train until `max_epochs` or `max_iters`, validating on the way.
+        """Train until `max_epochs` or `max_iters`, with the scheduled validations.
 
-        A second call, after a stop, Ctrl-C or an error, continues after the last iteration whose step was
-        made. Writers append to their files, and the accounts of subscribers continue.
+        A second call, after a stop, Ctrl-C or an error, continues after the last iteration whose optimizer
+        step was made. Writers append to their files, and the counts of subscribers' events continue.
 
         Raises:
             ValueError: there is no train loader, no step or no optimizer, or the loader is empty.
@@ -277,9 +279,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
 
     @knowing_calls
     def run(self, workflow: Workflow | None = None) -> None:
-        """Train and evaluate by a workflow, repeated until the end of the run.
-
-        Without a workflow, call `train`.
+        """Train and evaluate by a workflow, repeated until the end of the run; without one, call `train`.
 
         Args:
             workflow: mmcv's list of modes and numbers of epochs, such as `[("train", 2), ("val", 1)]`.
@@ -304,24 +304,24 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         smoothing: float = 0.05,
         divergence: float = 5.0,
     ) -> LRCurve:
-        """Train on rising learning rates, and return the losses: the learning rate range test.
+        """Run the learning rate range test: train on rising learning rates, and return the losses.
 
             print(trainer.find_lr().suggestion)
 
-        Nothing of it stays: model, optimizer, random states and metrics are restored to the bit, and the
-        loader begins again. No event is emitted. Of the hooks only that of the optimizer acts.
+        Afterwards model, optimizer, random states and metrics are restored to the bit, and the loader begins
+        again. No event is emitted, and of the hooks only the optimizer hook acts.
 
         Args:
-            start_lr, end_lr: the rates, in equal ratios; all param groups have the same.
-            iterations: their number, in as many passes over the train loader as it takes.
+            start_lr, end_lr: the first and last rate of all param groups; successive rates have equal ratios.
+            iterations: the number of rates, in as many passes over the train loader as are needed.
             smoothing: the weight of a new loss in the exponential average.
-            divergence: end early when the loss is so many times the lowest one.
+            divergence: end early if the loss is this many times the lowest loss.
 
         Raises:
             TypeError, ValueError: an argument is invalid, there are several optimizers, or the train loader
                 cannot be read twice.
         """
-        from eventloop.tuning.range_test import find_lr  # which most programs never call
+        from eventloop.tuning.range_test import find_lr  # here, because most programs never call it
 
         self.refuse_within("find_lr")
         return find_lr(self, start_lr, end_lr, iterations, smoothing, divergence)
@@ -340,7 +340,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
     def _epochs(self) -> Generator[int]:
         self.refuse_within("epochs")
         scope, undo = run_scope(self, grad_mode=False)
-        with undo, undo, scope:
+        with undo, undo, scope:  # undo twice: an interrupt may skip one of the two exits
             for training in trainings(self):
                 with training:
                     yield from self._inner_epochs()
@@ -348,15 +348,15 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
     def _inner_epochs(self) -> Generator[int]:
         try:
             yield from TrainLoop(self, self.schedule).epochs()
-        finally:  # Close batch generators: they must not continue in the next run.
+        finally:  # a batch generator that stays open would continue in the next run
             self._held.close_inner()
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of an epoch to a hand-written loop, which sets `trainer.outputs` for each.
 
-        Each call is one epoch. Set `trainer.outputs = {"loss": ...}`. The optimizer steps when the loop asks
-        for the next batch. If `break`, `return` or an exception leaves the body, the optimizer makes no step,
-        and the iteration is not counted: call `stop` to end the loop after an iteration.
+        Each call is one epoch. Set `trainer.outputs = {"loss": ...}`. The optimizer makes its step when the
+        loop asks for the next batch. If `break`, `return` or an exception leaves the body, the optimizer
+        makes no step, and the iteration is not counted. To end the loop after an iteration, call `stop`.
 
         Raises:
             RuntimeError: the call is not inside `trainer.epochs()`.
@@ -384,7 +384,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         check_parameters(self.model, self.optimizer, self.loss_fn, refuses=self._hook_steps, logs=False)
         self.state.check_loader(loader)
         scope, undo = run_scope(self)
-        with undo, undo, scope:
+        with undo, undo, scope:  # undo twice: an interrupt may skip one of the two exits
             for training in trainings(self):
                 with training:
                     self._train_epochs(loop, loader)
@@ -410,24 +410,24 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         """Evaluate one batch, and return the values from which metrics are computed."""
         with self.autocast():
             if self._val_step is not None:
-                outputs: Mapping[str, Any] = self._val_step(self, batch)  # checked where it is used
+                outputs: Mapping[str, Any] = self._val_step(self, batch)  # the evaluation checks its type
                 return outputs
             mode = "test" if self.mode == "test" else "val"
             return predict(self.model, self.loss_fn, batch, mode)
 
     def model_summary(self, batch: Any = None, *, depth: int = 3) -> str:
-        """Return a table of the model's layers and parameters; with a batch, of shapes and multiply-adds too.
+        """Return a table of the model's layers and parameters; a batch adds shapes and multiply-adds.
 
             print(trainer.model_summary(next(iter(loader))))
 
         Args:
             batch: a batch `(inputs, target)`, inputs, or a mapping of the model's arguments.
-            depth: levels of modules within modules.
+            depth: the number of levels of nested modules to show.
         """
         return model_summary(self.model, batch, depth, self.device, self.autocast)
 
     def summary(self) -> str:
-        """Return a text with the phases' times, the cost of each handler, and each subscriber's events."""
+        """Return a text with the times of phases and handlers, and the counts of each subscriber's events."""
         return summarize(self)
 
     def costs(self) -> RunCosts:
@@ -451,7 +451,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
 
     @property
     def mode(self) -> str:
-        """The current phase: "train", "val", "test" or "predict". Metrics are put under it."""
+        """The current phase: "train", "val", "test" or "predict". Metrics are recorded for it."""
         return self.metrics.mode
 
     @mode.setter
@@ -461,12 +461,12 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
 
     @property
     def place(self) -> RunLimits:
-        """The limits of the run, for events that are created later."""
+        """The run's `max_iters` and `max_epochs`, for events that are created later."""
         return RunLimits(self.max_iters, self.max_epochs)
 
     @property
     def by_epoch(self) -> bool:
-        """True if the run is measured in epochs."""
+        """True if `max_epochs` gives the length of the run."""
         return self.max_epochs is not None
 
     def refuse_within(self, what: str) -> None:
@@ -479,9 +479,9 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
             )
 
     def open_run(self, *, trains: bool) -> None:
-        """Prepare a run that `trains`, or only evaluates.
+        """Prepare a run that trains, or with `trains=False` only evaluates.
 
-        The steps that may raise an error come first, so that the run then has not begun.
+        The steps that may raise an error come first, because after an error the run must not have begun.
 
         Raises:
             WorkDirInUseError: another live run owns a directory in which this one would write.
@@ -491,12 +491,12 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         self.begun = record_begin(self, self.state.settings, trains=trains) or self.begun
         facts = facts_of(self)
         device = self.clock.device or device_clock(self.model, self.bus.post)
-        self.stops.await_ranks()  # before any other exchange, which would wait for a late rank silently
-        if not self.fast_dev_run:  # its directory is new
+        self.stops.await_ranks()  # first, because other exchanges wait for a late rank without a message
+        if not self.fast_dev_run:  # such a run has a new directory of its own
             self.ownership.begin(trains=trains, writes=any(map(is_omitted, self.writers)))
         if trains:
             self.commands.begin_run()
-        self.bus.reopen()  # an error or a signal has closed it
+        self.bus.reopen()  # in case an error or a signal has closed it
         self.stops.begin_run()
         self.metrics.in_iteration = self.ends_program = False
         self.within, self.failure, self.where_to_resume = "", None, "" if trains else self.where_to_resume
@@ -519,7 +519,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         The bus is also closed when the interpreter exits. Another run opens it again.
 
         Raises:
-            RuntimeError: it is called during a run, by a handler or on another thread.
+            RuntimeError: a handler or another thread calls this during a run.
         """
         if self.running and not (self.mode == "train" and self._held.may_be_closed()):
             raise RuntimeError(

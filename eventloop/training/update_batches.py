@@ -1,4 +1,4 @@
-"""Run backward on each batch of an iteration that is one optimizer step over several."""
+"""Run backward on each batch of an iteration if the iteration is an optimizer step over several batches."""
 
 from __future__ import annotations
 
@@ -19,25 +19,29 @@ StepEvent = AfterBackward | BeforeOptimizerStep | AfterOptimizerStep
 
 
 class UpdateBatches:
-    """The part of an optimizer hook that the loops call between the batches of an iteration."""
+    """The methods of an optimizer hook that the loops call between the batches of an iteration."""
 
     _window: Accumulation | None
     _precision: MixedPrecision | None
     _wanted: Mapping[type[Event], bool]
+    """Whether each type of event has a subscriber."""
     _other_seconds: float
-    """The seconds that other handlers took within a call of the hook."""
+    """The seconds that handlers of the step's events took within a call of the hook."""
 
     def _run_backward(self, trainer: Trainer) -> float:
         raise NotImplementedError
 
     def begin_update(self) -> None:
-        """Begin an iteration of several batches without gradients, also if an error ended the one before."""
+        """Begin an iteration of several batches, and drop gradients that an error has left."""
         self._means = MeanOutputs()
         if self._window is not None:
             self._window.count = 0
 
     def begin_batch(self, trainer: Trainer) -> None:
-        """Suspend the exchange of gradients unless the batch is the last one, and enter autocast."""
+        """Begin the forward pass of a batch: enter autocast, and suspend the exchange of gradients.
+
+        The exchange between ranks takes place only in the last batch of the iteration.
+        """
         if self._window is not None:
             self._window.suspend_exchange(trainer)
         if self._precision is not None:
@@ -46,11 +50,11 @@ class UpdateBatches:
             trainer.clock.device.mark(FORWARD_BEGINS)
 
     def add_batch(self, trainer: Trainer) -> None:
-        """Run backward on the loss of a batch, and replace `trainer.outputs` by the means so far.
+        """Run backward on the loss of a batch, and set `trainer.outputs` to the means of all batches so far.
 
         Raises:
             TypeError: `trainer.outputs` holds no loss tensor.
-            RuntimeError: the loss needs no grad, its graph is freed, or the trainer has no optimizer.
+            RuntimeError: the loss requires no grad, its graph is freed, or the trainer has no optimizer.
         """
         clock = trainer.clock
         if clock.device is not None:
@@ -65,10 +69,10 @@ class UpdateBatches:
         trainer.outputs = self._means.add(trainer.outputs)
 
     def _announce(self, trainer: Trainer, event_type: type[StepEvent]) -> None:
-        """Emit an event of the step, and leave its handlers' time out of the step's time."""
+        """Emit an event of the optimizer's step, and add the time of its handlers to `_other_seconds`."""
         clock = trainer.clock
         began = perf_counter() - clock.excluded
-        # `trainer.announce` without its check for subscribers, which costs 10 us for three events a step
+        # not `trainer.announce`, whose check for subscribers costs 10 us for the three events of a step
         event = event_type(
             iter=trainer.iter, epoch=trainer.epoch, max_iters=trainer.max_iters, max_epochs=trainer.max_epochs
         )

@@ -19,15 +19,15 @@ class Anchored:
 
     @property
     def path(self) -> Path:
-        """The path as it was given if that still leads to the same place, else absolute."""
+        """The path as it was given, or the absolute path once the given one leads to another place."""
         try:
             return self._given if self._given.absolute() == self._absolute else self._absolute
-        except FileNotFoundError:  # the directory was removed
+        except FileNotFoundError:  # the working directory was removed
             return self._absolute
 
 
 class AnchoredPath:
-    """An attribute (descriptor) for a path that stays valid if the program changes its directory."""
+    """A descriptor for an attribute: a path that stays valid if the working directory changes."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"

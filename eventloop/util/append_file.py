@@ -16,16 +16,17 @@ from eventloop.temporary.names import temporary_path
 logger = logging.getLogger("eventloop")
 
 _BLOCK = 1 << 16
+"""The number of bytes that are read at once to find the last line of a file."""
 
 
 def open_appending(path: Path, is_torn: Callable[[bytes], bool]) -> FileIO:
     """Open a file of lines to append to, and create its folder.
 
-    If the last line is partial, because of a kill or a full disk, it is removed with a warning. If only its
-    line feed is missing, that is added.
+    A kill or a full disk may have left a partial last line, which is removed with a warning. If the last line
+    is complete without its line feed, the line feed is added.
 
     Args:
-        is_torn: a function that returns whether a line without a line feed is a partial line.
+        is_torn: returns whether a last line that has no line feed is partial.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = FileIO(path, "ab+")
@@ -45,17 +46,17 @@ def open_appending(path: Path, is_torn: Callable[[bytes], bool]) -> FileIO:
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Write all of `data`; one system call is enough unless the system writes only a part.
+    """Write all of `data`, with one system call unless the system writes only a part of it.
 
     Raises:
         OSError: the data cannot be written, for example to a full disk; the error names the file.
     """
-    left = memoryview(data)
+    remaining = memoryview(data)
     try:
-        while left:
-            left = left[file.write(left) :]
+        while remaining:
+            remaining = remaining[file.write(remaining) :]
     except OSError as error:
-        error.filename = os.fspath(file.name)  # Python sets it only for a file that cannot be opened
+        error.filename = os.fspath(file.name)  # Python names the file only if it could not be opened
         raise
 
 
@@ -70,11 +71,12 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
             file.write(data)
 
     Args:
-        durable: whether this also holds after a crash of the machine, for which the file is flushed to disk.
+        durable: whether to flush the file to the disk, so that it is complete after a crash of the machine
+            too.
     """
     temporary = temporary_path(path, "tmp")
     try:
-        with open(temporary, "xb") as file:  # a link of that name is never written through
+        with open(temporary, "xb") as file:  # "x" refuses a name that exists, so no link is followed
             yield file
             if durable:
                 file.flush()
@@ -86,15 +88,16 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def cut_torn_line(descriptor: int, is_torn: Callable[[bytes], bool]) -> bytes:
-    """Remove the last line if it has no line feed and `is_torn` returns True; return the removed bytes.
+    """Remove the last line if it has no line feed and `is_torn(line)` is true; return the removed bytes.
 
-    A file that is not a regular file, or that may only grow, is not changed.
+    The function changes neither a pipe or device, nor a file with the append-only attribute of its file
+    system.
     """
     while True:
         begin, line = _unended_line(descriptor)
         if not line or not is_torn(line):
             return b""
-        # if the size has changed, another program is writing this line: look again
+        # a changed size means that another program is writing this line, so it is read again
         if os.fstat(descriptor).st_size == begin + len(line):
             try:
                 os.ftruncate(descriptor, begin)
@@ -104,7 +107,10 @@ def cut_torn_line(descriptor: int, is_torn: Callable[[bytes], bool]) -> bytes:
 
 
 def _unended_line(descriptor: int) -> tuple[int, bytes]:
-    """Return the offset and the bytes of the last line if it has no line feed, else no bytes."""
+    """Return the offset of the last line and its bytes if it has no line feed, else the file's end and b"".
+
+    Of a file that is not a regular file, such as a pipe, return 0 and b"".
+    """
     status = os.fstat(descriptor)
     begin = status.st_size if stat.S_ISREG(status.st_mode) else 0
     blocks: list[bytes] = []
@@ -114,6 +120,6 @@ def _unended_line(descriptor: int) -> tuple[int, bytes]:
         _, newline, tail = block.rpartition(b"\n")
         blocks.append(tail)
         begin -= len(tail)
-        if newline or len(block) < size:  # a short block: another program has shortened the file
+        if newline or len(block) < size:  # a short block means that another program has shortened the file
             break
     return begin, b"".join(reversed(blocks))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be read, or does not fit what it is loaded into."""
+    """A checkpoint cannot be read, or its values do not fit the objects that they are loaded into."""
 
 
 class WorkDirInUseError(RuntimeError):
-    """Another live run owns a directory in which this one would write, so that both would mix their files.
+    """Another live run owns the directory in which this run would write, and their files would mix.
 
     try:
         trainer.train()
     except WorkDirInUseError as error:
         print(error)  # names the directory, and the machine, process and start of the run that owns it
 
-    Nothing has been written in the directory.
+    The run that raises this error has written nothing in the directory.
     """

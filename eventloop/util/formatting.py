@@ -30,13 +30,15 @@ def duration(seconds: float) -> str:
     ):
         if abs(seconds) < next_size * 0.9995:
             return f"{three_digits(seconds / size)} {unit}"
-    return f"{three_digits(seconds / 60)} min" if seconds < 7200 else f"{three_digits(seconds / 3600)} h"
+    if seconds < 7200:
+        return f"{three_digits(seconds / 60)} min"
+    return f"{three_digits(seconds / 3600)} h"
 
 
 def three_digits(number: float) -> str:
     """Format a number with at least three digits: `0.123`, `1.23`, `12.3`, `123`, `1,234`."""
-    size = abs(number)
-    digits = 3 if size < 0.9995 else 2 if size < 9.995 else 1 if size < 99.95 else 0
+    limits = ((0.9995, 3), (9.995, 2), (99.95, 1))  # below the limit, so many digits after the point
+    digits = next((digits for limit, digits in limits if abs(number) < limit), 0)
     return f"{number:,.{digits}f}"
 
 
@@ -47,16 +49,22 @@ def memory_size(size: int) -> str:
 
 
 def count_or_time(number: float) -> str:
-    """Format a count, an int, with all its digits, and a float with three digits."""
+    """Format an int, which is a count, with all its digits, and a float, a time, with three digits."""
     return f"{number:,}" if isinstance(number, int) else three_digits(number)
 
 
 def on_a_line(text: str, width: int | None = None) -> str:
-    """Put `text` on one line with visible control characters, and shorten it in the middle to `width`."""
-    plain = printable(_SPACE.sub(" ", text))
-    if width is None or len(plain) <= width:
-        return plain
-    return f"{plain[: width // 2]}…{plain[len(plain) - (width - width // 2 - 1) :]}"
+    """Put `text` on one line, with escapes for control characters.
+
+    Args:
+        width: the largest number of characters; "…" replaces the middle of a longer text. None sets no limit.
+    """
+    line = printable(_SPACE.sub(" ", text))
+    if width is None or len(line) <= width:
+        return line
+    head = width // 2
+    tail = width - head - 1
+    return f"{line[:head]}…{line[len(line) - tail :]}"
 
 
 def share(part: float, whole: float) -> str:
@@ -70,7 +78,7 @@ def ratio(number: float, first: float) -> str:
 
 
 def value_text(value: float) -> str:
-    """Format a scalar with five digits."""
+    """Format a scalar with at most five significant digits."""
     return f"{value:.5g}"
 
 
@@ -83,9 +91,9 @@ def sparkline(
 
     Args:
         width: the largest number of characters; if there are more values, neighbours are averaged.
-        from_zero: let the lowest block stand for 0, and the highest for at most four times the median, so
-            that slow first iterations do not flatten the rest. Otherwise the lowest block stands for the
-            least value.
+        from_zero: if true, the lowest block stands for 0, and the highest block for the largest value or for
+            four times the median, whichever is less, so that slow first iterations do not flatten the rest.
+            If false, the two blocks stand for the smallest and the largest value.
         blocks: the characters, from the lowest to the highest.
     """
     means = [_mean(values[begin:end]) for begin, end in _pieces(len(values), width)]
@@ -101,20 +109,26 @@ def sparkline(
 
 
 def _level(value: float, low: float, high: float, levels: int) -> int:
-    if high <= low:
+    """Return the index, below `levels`, of the block for a value in the range from `low` to `high`."""
+    if high <= low:  # all values are equal
         return levels // 2 - 1 if high else 0
-    if math.isinf(high - low):
+    if math.isinf(high - low):  # the difference of two finite numbers overflows
         value, low, high = value / 2, low / 2, high / 2
     return min(levels - 1, int((min(max(value, low), high) - low) / (high - low) * levels))
 
 
 def _pieces(number: int, width: int) -> list[tuple[int, int]]:
-    """Divide `number` items into at most `width` equal pieces; return the begin and end of each."""
+    """Divide `number` items into at most `width` pieces of about equal length.
+
+    Returns:
+        the indices of the begin and end of each piece.
+    """
     count = min(number, width)
     return [(number * i // count, number * (i + 1) // count) for i in range(count)]
 
 
 def _mean(values: Sequence[float]) -> float:
+    """Return the mean of the finite values, or nan if none of them is finite."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return math.nan
@@ -134,12 +148,15 @@ def table(
         right: the indices of the columns that are aligned to the right.
         rule: whether a line is drawn below the header.
     """
-    rows = [[*map(on_a_line, row)] for row in rows]
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    texts = [header, *([*map(on_a_line, row)] for row in rows)]
+    widths = [max(len(row[column]) for row in texts) for column in range(len(header))]
+    if rule:
+        texts.insert(1, ["-" * width for width in widths])
     lines = []
-    for row in [header, *([["-" * w for w in widths]] if rule else []), *rows]:
+    for row in texts:
         cells = [
-            c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)

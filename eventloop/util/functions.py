@@ -9,8 +9,9 @@ import textwrap
 from collections.abc import Callable
 
 _GIVEN = ("{0}", "{0} is not None", "callable({0})")
-"""The conditions, as source, that None does not meet."""
+"""The source of conditions that are false if the variable {0} is None."""
 _MISSING = ("not {0}", "{0} is None", "not callable({0})")
+"""The source of conditions that are true if the variable {0} is None."""
 
 
 def handler_name(fn: Callable[..., object]) -> str:
@@ -33,24 +34,28 @@ def handler_name(fn: Callable[..., object]) -> str:
 
 
 def awaited_by(fn: Callable[..., object]) -> str:
-    """Return ", waiting for X" if the object of the method `fn` has a text X in `waits_for`, else ""."""
+    """Return ", waiting for X" if the object of the method `fn` has an attribute `waits_for` with a text X.
+
+    Without such an attribute return "".
+    """
     try:
         text = getattr(getattr(fn, "__self__", None), "waits_for", "")
-    except Exception:  # of a user's property; the text is only a part of a message
+    except Exception:  # a user's property raised it; the message does without this text
         return ""
     return f", waiting for {text}" if isinstance(text, str) and text else ""
 
 
 def untaken_by(fn: Callable[..., object]) -> int:
-    """Return the number in `untaken` of the object of the method `fn`; 0 without one.
+    """Return the attribute `untaken` of the object that the method `fn` belongs to; 0 if it has none.
 
-    It is the number of the last delivered events that the object's destination has not taken yet.
+    Of the events that were delivered to the object, this is the number that its destination, such as a
+    server, has not received yet.
     """
     return int(getattr(getattr(fn, "__self__", None), "untaken", 0))
 
 
 def is_coroutine_function(fn: Callable[..., object]) -> bool:
-    """Return whether `fn` is an `async def` function, a partial of one, or has such a method `__call__`."""
+    """Return whether `fn` is an `async def` function or a partial of it, or its `__call__` is `async def`."""
     if inspect.isroutine(fn):
         return inspect.iscoroutinefunction(fn)
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
@@ -59,10 +64,19 @@ def is_coroutine_function(fn: Callable[..., object]) -> bool:
 def check_plain(what: str, fn: object, *parameters: str) -> None:
     """Refuse a Python function that cannot be called with these arguments; accept any other object.
 
-    Such an object may be a module, whose signature does not show the parameters of its forward method.
+    The signature of another object need not be the true one. That of a `torch.nn.Module`, for example, does
+    not show the parameters of `forward`.
+
+    Args:
+        what: the name of the function in messages.
+        parameters: the names of the positional arguments.
+
+    Raises:
+        TypeError: the function cannot be called with these arguments.
     """
-    plain = inspect.isfunction(fn) or inspect.ismethod(fn) or isinstance(fn, functools.partial)
-    if plain and not hasattr(fn, "__wrapped__"):  # a wrapper may take other arguments than the function
+    is_function = inspect.isfunction(fn) or inspect.ismethod(fn) or isinstance(fn, functools.partial)
+    # a decorated function has the signature of the original, but may take other arguments
+    if is_function and not hasattr(fn, "__wrapped__"):
         check_call(what, fn, *parameters)
 
 
@@ -72,14 +86,17 @@ def check_call(what: str, fn: object, *parameters: str) -> None:
     Args:
         what: the name of the function in messages.
         fn: the value.
-        parameters: the names of the arguments.
+        parameters: the names of the positional arguments.
+
+    Raises:
+        TypeError: the value is not callable, or not with these arguments.
     """
     expected = f"({', '.join(parameters)})"
     if not callable(fn):
         raise TypeError(f"{what} must be a function {expected}, got {fn!r}")
     try:
         signature = inspect.signature(fn)
-    except ValueError:  # some builtins have none
+    except ValueError:  # some builtin functions have no signature
         return
     try:
         signature.bind(*parameters)
@@ -90,15 +107,20 @@ def check_call(what: str, fn: object, *parameters: str) -> None:
 
 
 def needs_argument(method: Callable[..., object]) -> bool:
-    """Return whether a method of a class needs its first argument, also if that has a default.
+    """Return whether a method of a class fails without the argument after `self`, even if that has a default.
 
-    By its source it does if it asserts that there is an argument, raises an error without it, or calls the
-    argument and never tests it. The signature alone decides for PyTorch's methods, and without source.
+    The method's source is searched for an assertion that the argument is given, for an error that is raised
+    if it is missing, and for a call of the argument without a test. For a method of PyTorch, or if there is
+    no source, an argument with a default is not needed.
     """
     method = inspect.unwrap(method)
-    parameter = next(iter([*inspect.signature(method).parameters.values()][1:]), None)
-    if parameter is None or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+    parameters = [*inspect.signature(method).parameters.values()][1:]  # without `self`
+    if not parameters or parameters[0].kind in (
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.VAR_KEYWORD,
+    ):
         return False
+    parameter = parameters[0]
     if parameter.default is parameter.empty:
         return True
     if method.__module__.startswith("torch."):
@@ -112,17 +134,17 @@ def needs_argument(method: Callable[..., object]) -> bool:
 
 
 def _refuses_none(node: ast.AST, name: str) -> bool:
-    """Return whether a statement raises an error if the variable `name` is None."""
+    """Return whether a statement raises an error if the variable `name` has the value None."""
     if isinstance(node, ast.Assert):
-        return ast.unparse(node.test) in [each.format(name) for each in _GIVEN]
+        return ast.unparse(node.test) in [condition.format(name) for condition in _GIVEN]
     if isinstance(node, ast.If):
-        tests = [each.format(name) for each in _MISSING]
-        return ast.unparse(node.test) in tests and isinstance(node.body[-1], ast.Raise)
+        conditions = [condition.format(name) for condition in _MISSING]
+        return ast.unparse(node.test) in conditions and isinstance(node.body[-1], ast.Raise)
     return False
 
 
 def _only_called(nodes: list[ast.AST], name: str) -> bool:
-    """Return whether the variable `name` is called, and is read nowhere else."""
+    """Return whether the variable `name` is called as a function, and is used in no other way."""
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    reads = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
-    return bool(reads) and all(id(node) in called for node in reads)
+    uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
+    return bool(uses) and all(id(node) in called for node in uses)

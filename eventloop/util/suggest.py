@@ -1,4 +1,4 @@
-"""End an error message with the known name that is nearest to a wrong name."""
+"""Suggest the known name that is nearest to a misspelled one, as the end of an error message."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from difflib import get_close_matches
 
 
 def near(word: str, known: Iterable[str], least: float = 0.6) -> str:
-    """Return the end of an error message that lists the known names already: the nearest one, or "".
+    """Return ": did you mean NAME?" with the known name that is nearest to `word`; "" if no name is near.
 
     Args:
         least: the least similarity of a name that counts as near, from 0 to 1.
     """
-    found = get_close_matches(word, [*known], n=1, cutoff=least)
-    return f": did you mean {found[0]!r}?" if found else ""
+    matches = get_close_matches(word, [*known], n=1, cutoff=least)
+    return f": did you mean {matches[0]!r}?" if matches else ""
 
 
 def suggest(word: str, known: list[str]) -> str:
-    """Return the end of an error message: the nearest known name, or all known names if no name is near."""
+    """Return ": did you mean NAME?" with the nearest known name, or the list of all names if none is near."""
     return near(word, known) or f": known are {', '.join(sorted(known))}"
 
 
@@ -29,7 +29,7 @@ def unreported(metric: str, reported: Iterable[str]) -> str:
 
 
 def need_of(metric: str) -> str:
-    """Return what the trainer's own accuracy needs, as the end of an error message; "" for other metrics."""
+    """Return a sentence that says what the trainer needs to compute accuracy; "" for other metrics."""
     if metric.rpartition("/")[2] != "accuracy":
         return ""
     return ". For accuracy the targets must be class indices; else give evaluator={'accuracy': ...}"

@@ -1,7 +1,8 @@
 """Escape lone surrogates, which UTF-8 cannot encode.
 
-A path that is not UTF-8 has a surrogate for each such byte (`os.fsdecode`). In a text file it becomes an
-escape such as `\\udcff`, as `errors="backslashreplace"` writes it. This module imports no torch.
+If a path is not valid UTF-8, its str has a lone surrogate for each byte that cannot be decoded
+(`os.fsdecode`). This module replaces the surrogates by escapes such as `\\udcff`, as
+`errors="backslashreplace"` does. It imports no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ def escaped(text: str) -> str:
 
 
 def without_surrogates(value: Any) -> Any:
-    """Return `value` with all texts in it escaped, also those in lists, tuples, sets and mappings."""
+    """Return a copy of `value`, a text or a nested container, with escapes in place of lone surrogates.
+
+    The containers are lists, tuples, sets and mappings, whose keys are escaped too.
+    """
     match value:
         case str():
             return escaped(value)

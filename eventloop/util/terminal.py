@@ -12,10 +12,10 @@ from eventloop.util.printable import printable
 
 
 def at_least_one(text: str) -> int:
-    """Convert a command-line argument to a positive int.
+    """Convert a command-line argument to an int of at least 1.
 
     Raises:
-        argparse.ArgumentTypeError: the argument is not a positive int.
+        argparse.ArgumentTypeError: the argument is not such a number.
     """
     try:
         number = int(text)
@@ -30,7 +30,9 @@ def is_terminal(stream: TextIO | None) -> bool:
     """Return whether a stream is a terminal; False for None or a closed stream."""
     try:
         return stream is not None and stream.isatty()
-    except (AttributeError, ValueError):  # a stand-in that has no such method; a closed file
+    except AttributeError:  # a program has put an object without this method in place of sys.stdout
+        return False
+    except ValueError:  # the file is closed
         return False
 
 
@@ -41,14 +43,14 @@ def in_notebook() -> bool:
 
 
 class OutputError(OSError):
-    """An error that standard output cannot be written: the disk is full, or the stream was closed."""
+    """Raised if standard output cannot be written, because the disk is full or the stream is closed."""
 
 
 def print_line(text: str) -> bool:
-    """Write a line to standard output at once; return False if its reader has closed the pipe.
+    """Write a line to standard output and flush it; return False if the reader of a pipe has closed it.
 
-    The reader does so in `eventloop demo | head`, for example. Control characters, and characters outside the
-    encoding of standard output, are written as escapes.
+    In `eventloop demo | head`, for example, `head` closes the pipe. Control characters, and characters
+    outside the encoding of standard output, are written as escapes.
 
     Raises:
         OutputError: standard output cannot be written.
@@ -57,9 +59,17 @@ def print_line(text: str) -> bool:
 
 
 def print_lines(lines: Iterable[tuple[str, bool]]) -> bool:
-    """Write lines as `print_line` does; each is given as a text and whether to dim it.
+    """Write lines to standard output and flush them, with escapes as `print_line` writes them.
 
-    Lines are dimmed only on a terminal, and not if `NO_COLOR` is set.
+    Args:
+        lines: the text of each line, and whether to dim it. Lines are dimmed only on a terminal, and not if
+            the environment variable `NO_COLOR` is set.
+
+    Returns:
+        False if the reader of a pipe has closed it.
+
+    Raises:
+        OutputError: standard output cannot be written.
     """
     colour = is_terminal(sys.stdout) and not os.environ.get("NO_COLOR")
     shown = [(_encodable(printable(line)), dim and colour) for line, dim in lines]
@@ -68,7 +78,7 @@ def print_lines(lines: Iterable[tuple[str, bool]]) -> bool:
 
 
 def put_file(data: bytes) -> bool:
-    """Write the bytes of a file to standard output; return False if its reader has closed the pipe.
+    """Write bytes to standard output and flush them; return False if the reader of a pipe has closed it.
 
     Raises:
         OutputError: standard output cannot be written.
@@ -77,7 +87,8 @@ def put_file(data: bytes) -> bool:
 
 
 def _put(write: Callable[[], object]) -> bool:
-    if sys.stdout is None:  # as Python has it after `>&-`
+    """Call `write`, flush standard output, and convert its errors as `print_line` describes."""
+    if sys.stdout is None:  # the shell's `>&-` has closed it
         raise OutputError("standard output is closed: there is nowhere to write to")
     try:
         write()
@@ -102,7 +113,10 @@ def _encodable(text: str) -> str:
 
 
 def drop_output() -> None:
-    """Discard further output, because the interpreter would otherwise fail at exit to write the rest."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    """Discard the output that is buffered and all later output.
+
+    Otherwise the interpreter would try to write the buffer at exit, and report an error.
+    """
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)

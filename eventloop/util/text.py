@@ -1,22 +1,22 @@
-"""Format an error as one line, for reports and events."""
+"""Format errors as text, and define errors that are logged without a traceback."""
 
 from __future__ import annotations
 
 
 class UnavailableError(ConnectionError):
-    """Raised when a subscriber needs something outside the program, such as a server, that is missing.
+    """Raised if a subscriber cannot reach something outside the program, such as a server.
 
-    The error is logged as a warning of one line without a traceback, because no line of the program is wrong.
+    It is logged as one line, a warning without a traceback, because the program's code has no fault.
     """
 
 
 class StoppedError(TimeoutError):
-    """Raised in place of a delivery that was cut short because its subscriber was closed or cancelled.
+    """Raised if a delivery is abandoned because its subscriber is closed or cancelled.
 
-    It is logged as a warning of one line without a traceback, because no line of the program is wrong.
+    It is logged as one line, a warning without a traceback, because the program's code has no fault.
     """
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error as a text such as "ValueError: no such name", or only its type if it has no text."""
+    """Return a text such as "ValueError: no such name"; only the error's type if it has no message."""
     return f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -1,5 +1,6 @@
-"""Queue events for one background subscriber, and account for each of them.
+"""Queue events for one background subscriber, and count each of them as delivered, failed or dropped.
 
-Start with `subscriber`, which holds an `account`, an `inbox` and a `runner`; `options` has its settings.
-May import what `eventloop.background` may.
+Start with `subscriber`. A subscriber has an `account`, which counts its events, an `inbox`, which queues
+them, and a `runner`, which delivers them; `options` defines its settings. The package may import the packages
+that `eventloop.background` may.
 """

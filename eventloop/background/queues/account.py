@@ -18,7 +18,7 @@ logger = logging.getLogger("eventloop")
 
 
 class Counts(NamedTuple):
-    """A copy of the counters at one moment: numbers of events, except `calls` and their `seconds`."""
+    """A copy of a subscriber's counters: numbers of events, the number of `calls` and their `seconds`."""
 
     calls: int
     seconds: float
@@ -29,11 +29,11 @@ class Counts(NamedTuple):
     peak: int
     spilled: int
     unconfirmed: int
-    """Those of `delivered` that the destination has not accepted yet."""
+    """The number of delivered events that the destination, such as a server, has not accepted yet."""
 
 
 class Account:
-    """The counters of a subscriber, its last error and the reason of its end.
+    """The counters of a subscriber's events and calls, its last error, and the reason of its end.
 
     At any moment `emitted == delivered + failed + dropped + queued`, because `queued` is computed from the
     others.
@@ -45,22 +45,24 @@ class Account:
     def __init__(self, name: str) -> None:
         self.name = name
         self.lock = threading.RLock()  # reentrant, as a filter may read the account
-        self.ended_by = ""  # why it accepts no more events: "error", "stalled", "cancelled", "closed"
+        # the reason why the subscriber accepts no more events: "error", "stalled", "cancelled" or "closed"
+        self.ended_by = ""
         self.closed = Latch()  # set after `on_close`
         self.received = self.delivered = self.failed = self.dropped = self.calls = self.peak = 0
         self.seconds = 0.0
-        self.dropped_at_end = 0  # events dropped while older events stayed in the queue
-        self.unconfirmed = 0  # events counted as delivered that the destination has not accepted yet
-        self.in_flight = 0  # events removed from the queue whose delivery is not counted yet
-        self.progress = [0]  # how many of them are delivered; a new list for each run of deliveries
+        # numbers of events, unless the comment says otherwise
+        self.dropped_at_end = 0  # dropped while older events stayed in the queue
+        self.unconfirmed = 0  # counted as delivered, and not accepted by the destination yet
+        self.in_flight = 0  # removed from the queue, and their delivery is not counted yet
+        self.progress = [0]  # delivered of those in flight; a new list for each series of deliveries
         self.last_error = ""
-        # whether the line about an `UnavailableError`, which disabled it, has named all losses so far
+        # whether a log line about the error that disabled the subscriber has mentioned all losses so far
         self.losses_logged = False
-        self._logged_itself = 0  # failed events that the subscriber has logged itself
+        self._logged_itself = 0  # failed, and logged by the subscriber itself
         self._logged_fields: set[tuple[str, str]] = set()  # event and field of each logged encoding error
-        self._losses_reported = 0, 0  # dropped and failed
-        self.drops_reported = 0  # of the dropped events
-        self._reported_at = float("-inf")
+        self._losses_reported = 0, 0  # dropped and failed at the last `new_losses`
+        self.drops_reported = 0  # dropped, and reported by an `events_dropped` event
+        self._reported_at = float("-inf")  # the time of the last such report
 
     @property
     def done(self) -> bool:
@@ -69,7 +71,7 @@ class Account:
 
     @property
     def losses_named(self) -> bool:
-        """Return whether the log has named all losses so far."""
+        """Return whether the log has mentioned all dropped and failed events so far."""
         return self.losses_logged or (self.failed == self._logged_itself and not self.dropped)
 
     @property
@@ -78,35 +80,36 @@ class Account:
         return self.delivered + self.progress[0] + self.failed + self.dropped
 
     def drop(self, event_type: type[Event], *, new: bool = False) -> None:
-        """Count an event as dropped, while older events stay in the queue.
+        """Count an event as dropped while older events stay in the queue.
 
         Args:
-            event_type: its type.
-            new: whether it is not counted as received yet.
+            event_type: the type of the event.
+            new: whether the event is not counted as received yet.
         """
         self.received += new
         self.dropped_at_end += 1
         self.displace(event_type)
 
     def displace(self, event_type: type[Event]) -> None:
-        """Count the oldest event of the queue as dropped, in favour of a newer one."""
+        """Count the oldest event of the queue as dropped because a newer event needs its room."""
         self.dropped += 1
-        if event_type is EventsDropped:  # not reported: the report would be dropped here again, forever
+        if event_type is EventsDropped:  # not reported, because the report may be dropped too, and so forever
             self.drops_reported += 1
 
     def end_calls(self, calls: int, seconds: float, events: int, error: BaseException | None = None) -> None:
         """Count calls of the handler that have ended.
 
         Args:
-            calls: their number.
-            seconds: how long they took.
+            calls: the number of the calls.
+            seconds: the time that they took.
             events: the number of their events, which were in flight.
-            error: what the calls raised. If it names events that cannot be encoded, only these have failed.
+            error: the error that the calls raised, or None. If it names some events that cannot be encoded,
+                only these events have failed.
         """
         with self.lock:
-            bad = [] if error is None else bad_events(error, events)
-            failed = 0 if error is None else len(bad) or events
-            self._logged_itself += sum(each.reported for each in bad)
+            unencodable = [] if error is None else bad_events(error, events)
+            failed = 0 if error is None else len(unencodable) or events
+            self._logged_itself += sum(event.reported for event in unencodable)
             self.calls += calls
             self.seconds += seconds
             self.in_flight -= events
@@ -114,18 +117,18 @@ class Account:
             self.delivered += events - failed
 
     def end_run(self) -> int:
-        """Count the delivered events of an interrupted run; return the number of the others, in flight."""
-        done, self.progress = self.progress[0], [0]
-        self.delivered += done
-        others, self.in_flight = self.in_flight - done, 0
+        """Count the delivered events of an interrupted series; return the number of its other events."""
+        delivered, self.progress = self.progress[0], [0]
+        self.delivered += delivered
+        others, self.in_flight = self.in_flight - delivered, 0
         return others
 
     def continue_from(self, former: Account, counts: Counts) -> None:
-        """Continue the account of a former, ended subscriber; its undelivered events count as dropped.
+        """Begin with the counts of a subscriber that has ended; its undelivered events count as dropped.
 
         Args:
-            former: the account of the former subscriber.
-            counts: its numbers at the end.
+            former: the account of the ended subscriber.
+            counts: the counts of the ended subscriber.
         """
         self.received = counts.delivered + counts.failed + counts.dropped + counts.queued
         self.calls, self.seconds, self.peak = counts.calls, counts.seconds, counts.peak
@@ -137,15 +140,21 @@ class Account:
 
     def new_losses(self, counts: Counts) -> str:
         """Describe the dropped and failed events; "" if there are no more than at the last call."""
-        lost, reported = (counts.dropped, counts.failed), self._losses_reported
-        self._losses_reported = lost
-        emitted = counts.delivered + counts.dropped + counts.failed + counts.queued
-        if lost == reported:
+        losses, reported = (counts.dropped, counts.failed), self._losses_reported
+        self._losses_reported = losses
+        if losses == reported:
             return ""
-        return f"{self.name}: {lost[0]:,} dropped, {lost[1]:,} failed of {emitted:,}"
+        emitted = counts.delivered + counts.dropped + counts.failed + counts.queued
+        return f"{self.name}: {counts.dropped:,} dropped, {counts.failed:,} failed of {emitted:,}"
 
     def new_drops(self, now: float, every_seconds: float) -> int:
-        """Return the number of events dropped since the last report; 0 within `every_seconds` after it."""
+        """Return the number of events dropped since the last report, for another report.
+
+        Return 0 if none was dropped, or if the last report is less than `every_seconds` old.
+
+        Args:
+            now: the time by `perf_counter`.
+        """
         count = self.dropped - self.drops_reported
         if not count or now - self._reported_at < every_seconds:
             return 0
@@ -158,21 +167,22 @@ class Account:
     def log_failure(self, error: BaseException, *, disable: bool) -> None:
         """Log a failed delivery if it disables the subscriber, or is its 1st, 2nd, 4th, 8th, ... failure."""
         failures = self.failed
-        if not (disable or failures & (failures - 1) == 0):
+        is_power_of_two = failures & (failures - 1) == 0
+        if not (disable or is_power_of_two):
             return
         if isinstance(error, StoppedError):
             logger.warning("%s, which counts as failed", error)
             return
-        what = "and is disabled" if disable else f"({failures} failures so far)"
+        outcome = "and is disabled" if disable else f"({failures} failures so far)"
         if not isinstance(error, UnavailableError):
-            logger.error("background subscriber %s failed %s", self.name, what, exc_info=error)
+            logger.error("background subscriber %s failed %s", self.name, outcome, exc_info=error)
             return
         self.losses_logged = disable and not self.dropped
-        rest = "; the run goes on without it, and its events count as failed or dropped" if disable else ""
-        logger.warning("background subscriber %s failed %s: %s%s", self.name, what, error, rest)
+        losses = "; the run goes on without it, and its events count as failed or dropped" if disable else ""
+        logger.warning("background subscriber %s failed %s: %s%s", self.name, outcome, error, losses)
 
     def log_unencodable(self, events: list[BadEvent]) -> list[BadEvent]:
-        """Log encoding errors of events and fields that were not logged before, and return those events."""
+        """Log encoding errors whose event type and field were not logged before; return their events."""
         new = [bad for bad in events if (bad.event, bad.field) not in self._logged_fields]
         for bad in new:
             if not bad.reported and (bad.event, bad.field) not in self._logged_fields:
@@ -186,7 +196,7 @@ class Account:
         return new
 
     def log_callback(self, error: BaseException, what: str) -> None:
-        """Log an error of a callback such as `on_flush`, for which no event counts as failed."""
+        """Log an error of the callback `what`, such as `on_flush`; no event counts as failed for it."""
         self.last_error = f"{error_text(error)} (in {what})"
         if isinstance(error, UnavailableError):
             logger.warning("background subscriber %s failed in %s: %s", self.name, what, error)

@@ -1,8 +1,8 @@
 """Queue the events of one background subscriber: incoming events, the bounded queue, and the spill file.
 
-`emit` appends an event to `incoming` and returns. The subscriber's own thread or task moves events from there
-into `buffer`, whose capacity the user chose. While a delivery keeps that thread busy, the keeper moves them:
-the thread of a bus that supervises the queues of all subscribers, in `eventloop.background.background`.
+An emit appends an event to the list `incoming` and returns. The subscriber's own thread or task moves events
+from there into the bounded queue, `buffer`. While that thread is busy with a delivery, the keeper moves them,
+which is the thread of a bus that supervises all queues (`eventloop.background.background`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from eventloop.events.filters import Passes
 INCOMING_LIMIT = 1_048_576
 """The length of `incoming` above which `drop_excess` drops the oldest events and counts them.
 
-It is reached if events are emitted too fast for seconds, or if `when=` hangs.
+The list becomes so long if events are emitted too fast for seconds, or if `when=` hangs.
 """
 MOVED_AT_ONCE = 8192
-"""The number of events that a thread puts into the queue before other threads may use the queue.
+"""The number of events that a thread moves into the queue before it releases the lock of the queue once.
 
-They take some 15 ms. With 256 the two threads wait for each other most of the time, and half of a burst stays
-in memory (`tests/background/test_overflow_load.py`).
+This takes some 15 ms. With 256 events, the moving and the delivering thread would wait for each other most of
+the time, and half of a burst would stay in memory (`tests/background/test_overflow_load.py`).
 """
 
 Incoming = Queued | Pending
@@ -44,7 +44,7 @@ class Route:
     """The filters of a subscriber for one type of event.
 
     Args:
-        early: the filter of `every=` and `start=`, applied at the emit; None without one.
+        early: the filter of `every=` and `start=`, applied by the emitting thread; None without one.
         late: the filter of `when=` and `once=`, applied on a thread of its own; None without one.
     """
 
@@ -53,15 +53,15 @@ class Route:
 
 
 class Inbox:
-    """The bounded queue of a subscriber, with its spill file.
+    """The bounded queue of a subscriber, with the temporary file for events beyond its capacity.
 
-    If the subscriber has `when=`, a separate thread calls that filter for each event. A rejected event is
-    removed from the account.
+    If the subscriber has `when=`, a separate thread calls this filter for each event. An event that does not
+    pass is not counted.
 
     Args:
         account: counts the events.
         options: the capacity and the overflow policy.
-        fail: reports an error of a filter, for an event that is counted as failed.
+        fail: called with the error of a filter, and the event, which then counts as failed.
     """
 
     def __init__(
@@ -72,23 +72,24 @@ class Inbox:
         self.buffer: deque[Queued] = deque()
         self.spill = Spill(account.name, options.capacity)
         self.routes: dict[type[Event], Route] = {}
-        self.wake_filter: Callable[[], None] | None = None  # with a `when=`, whose thread alone moves events
-        self.waits = Timing()  # of some events, from their emit until they are taken out
+        # wakes the thread that calls `when=`, which is then the only one that moves events
+        self.wake_filter: Callable[[], None] | None = None
+        self.waits = Timing()  # the times from the emit to the delivery, of some events
         self.moving = threading.Lock()  # held by the thread that moves events into the queue
         self.spills = options.overflow == "spill"
         self.capacity = options.capacity
-        self.caught_up = True  # whether `incoming` was empty since the keeper looked
+        self.caught_up = True  # whether `incoming` was empty at some time since the keeper checked it
         self.last_popped: list[Queued] = []
-        self.popped_at = float("-inf")  # when the last events were taken out
+        self.popped_at = float("-inf")  # the time at which `pop` last returned events
         self._timed, self._overflow, self._linger = options.timed, options.overflow, options.linger
         self._fail = fail
-        self._has_posts = False  # whether deferred events were ever posted to it
-        self._emitted = perf_counter()  # the time of the last event with one; spilled events get it
+        self._has_posts = False  # whether deferred events were ever posted to this subscriber
+        self._emitted = perf_counter()  # the last known time of an emit, which spilled events get as theirs
 
     # --- putting in (any thread) ---------------------------------------------------------------------------
 
     def wanted(self, events: Iterable[Event]) -> list[Queued]:
-        """Return the events of the background, such as health events, that the subscriber wants."""
+        """Return those of the given events, created in the background, that pass the subscriber's filters."""
         return [
             Stamped(event, perf_counter()) if self._timed else event
             for event in events
@@ -97,25 +98,25 @@ class Inbox:
         ]
 
     def post(self, types: tuple[type[Event], ...]) -> Pending:
-        """Append a placeholder for events that are created later to `incoming`, and return it."""
+        """Append a placeholder to `incoming` for events that are created later, and return it."""
         self._has_posts = True
         pending = Pending(types)
         self.incoming.append(pending)
         return pending
 
     def fill(self, pending: Pending, events: list[Event]) -> None:
-        """Put the events that the subscriber wants into a placeholder, unless it is filled already."""
+        """Put the events that pass the filters into a placeholder; do nothing if it has events already."""
         wanted = self.wanted(events)
         with self.account.lock:
             if pending.events is None:
                 pending.events = wanted
 
     def passes(self, test: Passes, event: Event) -> bool:
-        """Return whether an event passes the filters at the emit.
+        """Return whether an event passes a filter.
 
-        If a filter raises, the error is reported, and the event counts as failed and is not wanted. A
-        KeyboardInterrupt or SystemExit on the main thread is raised again, because a signal handler may have
-        raised it.
+        If the filter raises an error, it is reported, the event counts as failed, and the result is False. A
+        KeyboardInterrupt or SystemExit on the main thread is raised again, because it may come from a signal
+        handler.
         """
         try:
             return bool(test(event))
@@ -140,18 +141,21 @@ class Inbox:
                 )
 
     def queued(self) -> int:
-        """Return the number of events that are not yet handled. The caller holds the lock."""
+        """Return the number of events that are not delivered, failed or dropped yet.
+
+        The caller holds the lock of the account.
+        """
         return self.account.received + self.waiting() - self.account.handled
 
     # --- dropping (any thread, with the lock of the account) -----------------------------------------------
 
     def drop_excess(self) -> None:
-        """Drop the oldest events beyond `INCOMING_LIMIT`; emitting threads call it from time to time."""
+        """Drop the oldest events beyond `INCOMING_LIMIT`; emitting threads call this from time to time."""
         while len(self.incoming) > INCOMING_LIMIT:
             self._drop(self.incoming.popleft())
 
     def drop_late(self) -> None:
-        """Count events as dropped that were emitted after the subscriber ended."""
+        """Remove the events that were emitted after the subscriber's end, and count them as dropped."""
         while self.incoming and self.account.done:
             self._drop(self.incoming.popleft())
 
@@ -162,9 +166,9 @@ class Inbox:
             self.account.drop(_type_of(item), new=True)
 
     def drop_each(self, event_types: Iterable[type[Event]]) -> None:
-        """Count one event of each type that the subscriber wants as dropped before it reached the queue.
+        """Count one event of each given type as dropped, if the subscriber receives the type.
 
-        Deferred events that were never created are counted like this, because their number is unknown.
+        This is how deferred events that were never created are counted, because their number is unknown.
         """
         with self.account.lock:
             for event_type in event_types:
@@ -177,14 +181,14 @@ class Inbox:
         """Move events from `incoming` into the queue, up to the first deferred event that is not created yet.
 
         Args:
-            own: whether the caller is the thread that delivers next. It leaves in `incoming` what would be
-                spilled, because the delivery makes room for it.
+            own: whether the caller is the thread that delivers next. It moves no event to the temporary file,
+                because its delivery will make room in the queue.
         """
         if self.wake_filter is not None:
             self.wake_filter()
             return
         while self.incoming:
-            with self.moving:  # released now and then, because the subscriber's thread may wait for the lock
+            with self.moving:  # released now and then, because the delivering thread may wait for this lock
                 for _ in range(MOVED_AT_ONCE):
                     with self.account.lock:
                         event = self._move_until_full(own=own)
@@ -193,15 +197,19 @@ class Inbox:
                     self.store(event)
 
     def _move_until_full(self, *, own: bool) -> Event | None:
-        """Move events into the queue; return the first one that must be spilled, or None without one."""
+        """Move events into the queue until it is full; return the first event for the temporary file.
+
+        Return None if there is no such event. The caller holds the lock of the account, and must not hold it
+        while it writes the event to the file.
+        """
         self.drop_late()
         while (item := self.next_incoming()) is not None:
-            full = self.spills and self._full()
-            if full and own:
+            must_spill = self.spills and self._full()
+            if must_spill and own:
                 self.incoming.appendleft(item)
                 return None
             self.account.received += 1
-            if full:
+            if must_spill:
                 return unstamped(item)
             self._append(item)
         return None
@@ -209,8 +217,8 @@ class Inbox:
     def store(self, item: Queued) -> None:
         """Put an event into the queue; if the queue is full, apply the overflow policy.
 
-        With "spill" the event goes to the spill file, without its time, or is dropped if the file takes no
-        more. `_append` applies the other policies.
+        With "spill" the event goes to the temporary file, without its time, or is dropped if the file has no
+        room. `_append` applies the other policies.
         """
         if not (self.spills and self._full()):
             with self.account.lock:
@@ -220,7 +228,7 @@ class Inbox:
                 self.account.drop(_type_of(item))
 
     def next_incoming(self) -> Queued | None:
-        """Remove and return the next event of `incoming`; None if it is empty, or not created yet."""
+        """Remove and return the next event of `incoming`; None without one, or if it is not created yet."""
         while self.incoming:
             item = self.incoming.popleft()
             if not isinstance(item, Pending):
@@ -235,10 +243,10 @@ class Inbox:
         return len(self.buffer) >= self.capacity or self.spill.count > 0
 
     def _append(self, item: Queued) -> None:
-        """Put an event into the queue; if that is full, apply "drop_oldest", "drop_newest" or "latest".
+        """Put an event into the queue; if it is full, apply "drop_oldest", "drop_newest" or "latest".
 
-        `store` and `_move_until_full` apply "spill". With "block" the emitting thread has waited for room,
-        or may not wait, and then the queue exceeds its capacity.
+        The caller applies "spill". With "block" the emitting thread has waited for room; if it must not wait,
+        the queue exceeds its capacity.
         """
         if self.account.done or (self._overflow == "drop_newest" and self._full()):
             self.account.drop(_type_of(item))
@@ -250,16 +258,16 @@ class Inbox:
     # --- taking out (the subscriber's own thread or task) --------------------------------------------------
 
     def pop(self, most: int) -> list[Any]:
-        """Remove and return at most `most` events; an empty list if the queue is empty.
+        """Remove and return at most `most` events for a delivery; an empty list if the queue is empty.
 
-        They are `Stamped` if the subscriber is given times.
+        With the option `timed` they are `Stamped`.
         """
         account, most = self.account, min(most, self.capacity)
         with account.lock:
             others_move = self.wake_filter is not None or self.moving.locked()
-            older = self.buffer or self.spill.count or account.ended_by
-            # without older events elsewhere, those of `incoming` come next, so the order is kept
-            if self.spills and not (others_move or older):
+            has_older = self.buffer or self.spill.count
+            # only if no older event is in the queue or the file, because the order must be kept
+            if self.spills and not (others_move or has_older or account.ended_by):
                 return self._started(self._pop_incoming(most))
         self._refill()
         with account.lock:
@@ -267,30 +275,30 @@ class Inbox:
             return self._started([self.buffer.popleft() for _ in range(count)])
 
     def _pop_incoming(self, most: int) -> list[Any]:
-        """Take at most `most` events from `incoming`, without putting them into the queue first."""
-        found: list[Any]  # without deferred events
+        """Remove and return at most `most` events from `incoming`, without a way through the queue."""
+        items: list[Any]
         if self._has_posts:
-            found = list(islice(iter(self.next_incoming, None), most))
-        else:
+            items = list(islice(iter(self.next_incoming, None), most))
+        else:  # faster, because there are no placeholders
             popleft = self.incoming.popleft  # one by one, as other threads append meanwhile
-            found = [popleft() for _ in range(min(most, len(self.incoming)))]
-        self.account.received += len(found)
+            items = [popleft() for _ in range(min(most, len(self.incoming)))]
+        self.account.received += len(items)
         self.caught_up = self.caught_up or not self.incoming
-        return found
+        return items
 
     def _started(self, items: list[Any]) -> list[Any]:
-        """Count events as being delivered, record the waits of those with a time, and return them.
+        """Count events as in flight, record the waits of those with a time, and return the events.
 
-        They have times if the subscriber is given times.
+        With the option `timed` each of them is returned as `Stamped`, else none.
         """
         if self._timed or Stamped in map(type, items):
-            for at, item in enumerate(items):
+            for index, item in enumerate(items):
                 if isinstance(item, Stamped):
                     self._emitted = item.emitted
                     self.waits.add(perf_counter() - item.emitted)
-                    items[at] = item if self._timed else item.event
+                    items[index] = item if self._timed else item.event
                 elif self._timed:
-                    items[at] = Stamped(item, self._emitted)
+                    items[index] = Stamped(item, self._emitted)
         self.account.in_flight += len(items)
         self.last_popped = items
         if self._linger and items:
@@ -298,7 +306,10 @@ class Inbox:
         return items
 
     def put_back(self, rest: list[Event]) -> None:
-        """Put the events after a failed one back, or count them as dropped if the subscriber has ended."""
+        """Put undelivered events back into the queue; count them as dropped if the subscriber has ended.
+
+        They are the rest of a series in which a delivery has failed.
+        """
         account = self.account
         with account.lock:
             if not account.in_flight:
@@ -310,10 +321,10 @@ class Inbox:
                 self.buffer.extendleft(reversed(rest))
 
     def _refill(self) -> None:
-        """Fill the queue from the spill file, or from `incoming` if the file is empty."""
+        """Fill the queue from the temporary file, or from `incoming` if the file is empty."""
         account = self.account
         if self.spill.count and not self.buffer:
-            with self.moving:  # so that a close finds the events either in the file or in the queue
+            with self.moving:  # a close takes this lock, and so finds each event in the file or in the queue
                 if account.ended_by:
                     return
                 events, lost = self.spill.read(self.capacity)
@@ -325,11 +336,12 @@ class Inbox:
             self.move(own=True)
 
     def remaining(self) -> Iterator[Event]:
-        """Take out the events that a close leaves undelivered, in order; those in the spill file lazily.
+        """Remove and return the events that a close leaves undelivered, in order.
 
-        Deferred events that were never created count as dropped. The caller holds the lock.
+        The temporary file is read while the caller iterates. Deferred events that were never created count as
+        dropped. The caller holds the lock of the account.
         """
-        last: list[Event] = []
+        newest: list[Event] = []
         while self.incoming:
             item = self.incoming.popleft()
             if isinstance(item, Pending) and item.events is None:
@@ -337,8 +349,8 @@ class Inbox:
             else:
                 events = item.events or () if isinstance(item, Pending) else (item,)
                 self.account.received += len(events)
-                last += map(unstamped, events)
-        return chain([unstamped(item) for item in self.buffer], self._spilled(), last)
+                newest += map(unstamped, events)
+        return chain([unstamped(item) for item in self.buffer], self._spilled(), newest)
 
     def _spilled(self) -> Iterator[Event]:
         while self.spill.count:

@@ -1,4 +1,4 @@
-"""Keep the events that a close leaves undelivered."""
+"""End subscribers at the deadline of a close, and store their undelivered events for a later delivery."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 StoreUndelivered = Callable[[str, Iterable[Event]], bool | None]
-"""The type of a function that keeps a subscriber's undelivered events; True if a command can deliver them."""
+"""The type of a function that stores undelivered events, given the subscriber's name and the events.
+
+It returns True if a command can deliver the stored events.
+"""
 
 
 def abandon(subscriber: Subscriber) -> None:
-    """End a subscriber at the deadline of a close; undelivered events remain in its account as queued."""
+    """End a subscriber at the deadline of a close; its undelivered events still count as queued."""
     account, inbox, runner = subscriber.account, subscriber.inbox, subscriber.runner
     if not (subscriber.ended or runner.blocked_by_caller):
         subscriber.left_in = doing(subscriber) or "not ended yet"
-    moving = inbox.moving.acquire(timeout=HELD_SECONDS)  # else a `when=` hangs
+    has_lock = inbox.moving.acquire(timeout=HELD_SECONDS)  # False if a call of `when=` hangs with the lock
     try:
         with account.lock:
-            ends = not account.done
-            if ends:
+            ends_now = not account.done
+            if ends_now:
                 subscriber.left = chain(runner.in_flight(), inbox.remaining())
                 account.ended_by = "closed"
     finally:
-        if moving:
+        if has_lock:
             inbox.moving.release()
-    if ends:
+    if ends_now:
         subscriber.release_waiters()
     runner.kill()
 
@@ -40,13 +43,16 @@ def abandon(subscriber: Subscriber) -> None:
 def save_undelivered(subscriber: Subscriber, store: StoreUndelivered | None) -> bool | None:
     """Call `store` with the events that a close left undelivered, including those of the current delivery.
 
-    Return its answer, or None if nothing is kept. Its error is logged, because the close must go on.
+    An error of `store` is logged, because the close must go on.
+
+    Returns:
+        the result of `store`; None if it was not called, or raised an error.
     """
-    left, answer = subscriber.left, None
-    first = next(left, None)
+    undelivered, answer = subscriber.left, None
+    first = next(undelivered, None)
     if store is not None and first is not None:
         try:
-            answer = bool(store(subscriber.name, chain((first,), left)))
+            answer = bool(store(subscriber.name, chain((first,), undelivered)))
         except Exception as error:
             logger.error("%s: its undelivered events cannot be kept: %s", subscriber.name, error_text(error))
     subscriber.left = iter(())

@@ -18,7 +18,8 @@ Offload = Literal["thread", "process"]
 class SubscriberOptions:
     """The options of a background subscriber; `Bus.subscribe` explains them.
 
-    `on_flush` and `on_close` are called on the subscriber's own thread, after all events emitted before.
+    `on_flush` and `on_close` are called on the subscriber's own thread, after the delivery of all events that
+    were emitted before the flush or close.
     """
 
     queue: int = 1024
@@ -40,7 +41,7 @@ class SubscriberOptions:
     def most(self) -> int:
         """Return the largest number of events in a batch.
 
-        It is `sys.maxsize` with `batch=True`, and 0 if events are delivered one by one.
+        `sys.maxsize` stands for `batch=True`, and 0 for a delivery of single events.
         """
         return sys.maxsize if self.batch is True else int(self.batch)
 

@@ -1,4 +1,4 @@
-"""Define what a runner is: the thread, task or process that delivers the events of one subscriber."""
+"""Define the base class of runners: the thread, task or process that delivers a subscriber's events."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ Delivery = Event | list[Event]
 
 
 class Flush:
-    """A request to flush a subscriber once it has handled the first `after` events.
+    """A request to flush a subscriber once it has handled a number of events.
 
-    With `calls` it then calls `on_flush`.
+    Args:
+        after: the number of events, counted from the subscriber's first one.
+        calls: whether to call `on_flush` then.
+
+    Attributes:
+        made: set once the flush is done.
     """
 
     def __init__(self, after: int, *, calls: bool) -> None:
@@ -32,9 +37,10 @@ class Flush:
 
 
 class Runner(ABC):
-    """Deliver the events of one subscriber; `eventloop.background.runners` has the kinds.
+    """Deliver the events of one subscriber.
 
-    The methods here are those of a runner that calls the handler in this process.
+    The methods here are those of a runner that calls the handler in this process, on a thread or in a task.
+    The runner of a worker process overrides many of them.
 
     Args:
         fn: the handler.
@@ -44,15 +50,15 @@ class Runner(ABC):
 
     runs_on: ClassVar[RunsOn]
     thread: threading.Thread | None = None
-    """Its own thread; None for a task."""
+    """The runner's own thread; None for a task."""
 
     def __init__(self, fn: Callable[..., Any], most: int, account: Account, inbox: Inbox) -> None:
         self.fn, self.most, self.account, self.inbox = fn, most, account, inbox
         self._owner = getattr(fn, "__self__", None)  # the writer whose method is the handler
         self.began = 0.0
-        """When the delivery, or the callback, under way began; 0.0 without one."""
+        """The time at which the delivery or callback under way began, by `perf_counter`; 0.0 without one."""
         self.callback = ""
-        """The running callback; "" again once it is reported as stalled."""
+        """The name of the callback under way; "" without one, or after it was reported as stalled."""
 
     @abstractmethod
     def start(self) -> None:
@@ -62,7 +68,7 @@ class Runner(ABC):
     def wake(self) -> None:
         """Wake the delivering thread or task because the queue has events; safe from any thread."""
 
-    # --- what other threads see ----------------------------------------------------------------------------
+    # --- the state, for other threads ----------------------------------------------------------------------
 
     @property
     def starting(self) -> bool:
@@ -71,7 +77,10 @@ class Runner(ABC):
 
     @property
     def blocked_by_caller(self) -> bool:
-        """Return whether the queue cannot become empty while the calling thread waits for it."""
+        """Return whether nothing can be delivered while the calling thread waits.
+
+        True if the calling thread itself runs the event loop of the subscriber's task.
+        """
         return False
 
     @property
@@ -80,23 +89,23 @@ class Runner(ABC):
         return bool(self.began)
 
     def call(self) -> tuple[float, float, str]:
-        """Return the begin, the seconds and the callback's name of the current call; zeros without one.
+        """Return the begin, the seconds and the name of the current callback or delivery; zeros without one.
 
-        The name is "" for a delivery.
+        The name of a delivery is "".
         """
         began = self.began
         return (began, perf_counter() - began, self.callback) if began else (0.0, 0.0, "")
 
     def awaited(self) -> str:
-        """Return what the handler says that its deliveries wait for, as ", waiting for X"."""
+        """Return ", waiting for X" if the handler's object says that its deliveries wait for X, else ""."""
         return awaited_by(self.fn)
 
     def obstacle(self) -> str:
-        """Describe why events wait, if it is not the subscriber's own call; "" otherwise."""
+        """Describe why events wait, if the reason is not a call of the subscriber itself; "" otherwise."""
         return ""
 
     def stall_effect(self) -> str:
-        """Return a sentence on what a stall does to other subscribers; "" if nothing."""
+        """Return a sentence about the effect of a stalled delivery on other subscribers; "" without any."""
         return ""
 
     def overdue(self, now: float, limit: float) -> bool:
@@ -104,27 +113,32 @@ class Runner(ABC):
         return bool(self.began) and now - self.began > limit
 
     def cpu_time(self) -> float:
-        """Return the CPU time in seconds that it has used so far; 0.0 if that is unknown, as of a task."""
+        """Return the CPU time in seconds of the runner's thread or process; 0.0 for a task."""
         return 0.0
 
     def in_flight(self) -> list[Event]:
-        """Return the events that were taken out of the queue, and are neither delivered nor failed yet."""
+        """Return the events that were removed from the queue, and are neither delivered nor failed yet."""
         count = self.account.in_flight - self.account.progress[0]
         return [unstamped(item) for item in self.inbox.last_popped[-count:]] if count > 0 else []
 
     def current(self) -> Delivery | None:
-        """Return the current delivery: an event, or a list of events with `batch`."""
+        """Return the current delivery: an event, or a list of events with `batch`; None without one."""
         events = self.in_flight()
-        return (events if self.most else events[0]) if events else None
+        if not events:
+            return None
+        return events if self.most else events[0]
 
     def unconfirmed(self) -> int:
-        """Return how many of the delivered events the destination has not accepted, as the handler says."""
+        """Return the number of delivered events that the destination has not accepted yet.
+
+        The handler's object has the number in its attribute `untaken`.
+        """
         return min(self.account.delivered, int(getattr(self._owner, "untaken", 0)))
 
-    # --- what they ask for ---------------------------------------------------------------------------------
+    # --- requests of other threads -------------------------------------------------------------------------
 
     def forward_flush(self, flush: Flush) -> bool:
-        """Forward a flush that is due to a worker process; False if the subscriber flushes here."""
+        """Send a flush that is due to the worker process; return False if there is no worker process."""
         return False
 
     def check_loop(self) -> None:  # noqa: B027  # only one kind needs it
@@ -137,4 +151,4 @@ class Runner(ABC):
         """End the worker process after an error of the delivering thread, and drop the events sent to it."""
 
     def abandon_in_child(self) -> None:  # noqa: B027  # only one kind needs it
-        """Release what belongs to the parent process, in a forked child process."""
+        """Stop using objects of the parent process, in a forked child process."""

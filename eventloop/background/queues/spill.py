@@ -5,10 +5,10 @@ They are delivered later in their order:
     bus.subscribe(slow, "after_train_iter", offload="thread")      # the default
     subscription.stats.spilled                                     # the number of events stored in files
 
-Events are encoded one by one and written in chunks, never by the emitting thread. There are two files. One is
-written while the other is read, and they swap when the second one is read to its end. So neither file grows
-forever if a subscriber stays behind for hours. The files are in `tempfile.gettempdir()`, which the
-environment variable TMPDIR changes, and have no name: a killed process leaves nothing behind.
+Events are encoded one by one and written in chunks, never by the emitting thread. One file is written while
+another one is read. When that is read to its end, the written file is read next, and a new file is written.
+So no file grows forever if a subscriber stays behind for hours. The files are in `tempfile.gettempdir()`,
+which the environment variable TMPDIR changes. They have no name, so that a killed process leaves no file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from eventloop.events.codec import Frames
 logger = logging.getLogger("eventloop")
 
 SPILL_BYTES = 2**30
-"""The largest size of one subscriber's stored events; further events are dropped and counted."""
+"""The largest number of bytes of one subscriber's stored events; further events are dropped and counted."""
 CHUNK_BYTES = 64 * 2**10
-"""The number of bytes that are written together, about 800 events of an iteration: writing takes 30 us."""
+"""The number of bytes that are written together, about 800 events of an iteration, which takes 30 us."""
 RETRY_SECONDS = 1.0
 """The seconds after a failed write until the next attempt."""
 
@@ -40,24 +40,24 @@ class SpillFile:
     """A temporary file of encoded events in chunks: written completely, then read from the start."""
 
     def __init__(self) -> None:
-        self.tail = bytearray()  # not in the file yet
-        self.sizes: list[int] = []  # sizes of the chunks in the file
-        self.kept: list[Event] = []  # events that cannot be encoded
-        self.bytes = 0
+        self.tail = bytearray()  # encoded events that are not in the file yet
+        self.sizes: list[int] = []  # the numbers of bytes of the chunks in the file
+        self.kept: list[Event] = []  # the events that cannot be encoded, which stay in memory
+        self.bytes = 0  # the number of bytes of all encoded events, with those in `tail`
         self._file: IO[bytes] | None = None
 
     def write_tail(self) -> None:
-        """Write the encoded events that are collected in `tail` to the file, as one chunk.
+        """Write the encoded events in `tail` to the file as one chunk, and clear `tail`.
 
         Raises:
-            OSError: there is no room on the disk, or no file can be opened; `tail` stays as it was.
+            OSError: there is no room on the disk, or no file can be opened; `tail` is unchanged.
         """
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="eventloop-", buffering=0)  # noqa: SIM115
         self._file.seek(sum(self.sizes))
-        left = memoryview(bytes(self.tail))
-        while left:
-            left = left[self._file.write(left) :]
+        remaining = memoryview(bytes(self.tail))
+        while remaining:
+            remaining = remaining[self._file.write(remaining) :]
         self.sizes.append(len(self.tail))
         self.tail.clear()
 
@@ -67,7 +67,11 @@ class SpillFile:
             self._file.close()
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the chunks in order, and close the file."""
+        """Yield the chunks in the file in order, then `tail`, which is not in the file; close the file.
+
+        Raises:
+            OSError: the file is shorter than the chunks that were written.
+        """
         if self._file is not None:
             with self._file:
                 self._file.seek(0)
@@ -82,7 +86,7 @@ class SpillFile:
 class Spill:
     """Store the events beyond a queue's capacity in files, and return them in order.
 
-    One thread at a time adds and one reads. The reader waits neither for a write nor for another reader.
+    At a time one thread adds events and one thread reads them.
 
     Args:
         name: the subscriber's name.
@@ -90,21 +94,21 @@ class Spill:
     """
 
     def __init__(self, name: str, kept: int) -> None:
-        self.count = 0  # stored events
-        self.total = 0  # events stored so far, including those read again
+        self.count = 0  # the events that are stored now
+        self.total = 0  # the events that were ever stored
         self._name = name
         self._most_kept = kept
         self._frames = Frames()
         self._lock = threading.Lock()
         self._written = SpillFile()
         self._read: Generator[Event | Exception] | None = None
-        self._read_count = 0  # events left in the file being read
-        self._read_bytes = 0
-        self._warned: set[object] = set()
-        self._retry_at = float("-inf")
+        self._read_count = 0  # the events that are left in the file that is being read
+        self._read_bytes = 0  # the size of the file that is being read
+        self._warned: set[object] = set()  # the problems that were logged
+        self._retry_at = float("-inf")  # the time of the next write after a failed one
 
     def add(self, event: Event) -> bool:
-        """Append an event; return False without appending it if there is no room."""
+        """Append an event; return False if there is no room for it."""
         try:
             frame = self._encode(event)
         except Exception as error:
@@ -134,10 +138,11 @@ class Spill:
     def _encode(self, event: Event) -> bytes:
         try:
             return self._frames.encode(event)
-        except UnicodeEncodeError:  # a path need not be UTF-8
+        except UnicodeEncodeError:  # a text has lone surrogates, such as a path that is not UTF-8
             return self._frames.pickled(event)
 
     def _has_room(self, file: SpillFile, frame: bytes) -> bool:
+        """Return whether a frame may be added, and write the frames in memory if they fill a chunk."""
         if frame is Frames.ELSEWHERE and len(file.kept) >= self._most_kept:
             return False
         if file.bytes + self._read_bytes + len(frame) > SPILL_BYTES:
@@ -151,6 +156,7 @@ class Spill:
         return len(file.tail) < CHUNK_BYTES or self._write(file)
 
     def _write(self, file: SpillFile) -> bool:
+        """Write a chunk; return False, and log the error once, if the disk has no room."""
         if perf_counter() < self._retry_at:
             return False
         try:
@@ -170,34 +176,36 @@ class Spill:
             logger.info("%s can spill again", self._name)
         return True
 
-    def _warn_once(self, what: object, message: str, *values: object) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
+    def _warn_once(self, problem: object, message: str, *values: object) -> None:
+        if problem not in self._warned:
+            self._warned.add(problem)
             logger.warning(message, *values)
 
     def read(self, most: int) -> tuple[list[Event], int]:
-        """Remove the next events, at most `most`; return them, and the number that could not be read back."""
+        """Remove and return at most `most` events, and the number of events that could not be read back."""
         if self._read is None:
             with self._lock:
                 file, self._written = self._written, SpillFile()
                 self._read_count, self._read_bytes = self.count, file.bytes
             self._warned.discard("limit")
             self._read = self._decode(file)
-        found = list(islice(self._read, most))
-        events = [event for event in found if not isinstance(event, Exception)]
-        gone = len(found) if len(found) == most else self._read_count  # a file that ends early loses the rest
+        results = list(islice(self._read, most))
+        events = [result for result in results if not isinstance(result, Exception)]
+        # fewer results than requested: the file is at its end, and has lost its other events
+        removed = len(results) if len(results) == most else self._read_count
         with self._lock:
-            gone = min(gone, self._read_count)
-            self.count -= gone
-            self._read_count -= gone
+            removed = min(removed, self._read_count)
+            self.count -= removed
+            self._read_count -= removed
             if not self._read_count:
                 self._read, self._read_bytes = None, 0
-        if lost := gone - len(events):
-            why = next((error for error in found if isinstance(error, Exception)), "see above")
-            logger.error("%s: %d events could not be read back and are dropped: %s", self._name, lost, why)
+        if lost := removed - len(events):
+            reason = next((result for result in results if isinstance(result, Exception)), "see above")
+            logger.error("%s: %d events could not be read back and are dropped: %s", self._name, lost, reason)
         return events, lost
 
     def _decode(self, file: SpillFile) -> Generator[Event | Exception]:
+        """Yield the events of a file, or an exception for an event that cannot be decoded."""
         kept = iter(file.kept)
         try:
             for chunk in file.chunks():
@@ -213,5 +221,5 @@ class Spill:
             self.count = self._read_count = self._read_bytes = 0
         written.close()
         if read is not None:
-            with suppress(ValueError):  # the subscriber is reading from it, and closes it when done
+            with suppress(ValueError):  # another thread is reading the file, and closes it at its end
                 read.close()

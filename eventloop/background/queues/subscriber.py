@@ -1,6 +1,6 @@
 """Deliver events to one background subscriber, handle its errors, flush it and end it.
 
-A subscriber holds three parts: the `Account` counts its events, the `Inbox` queues them, and the `Runner` has
+A subscriber has three parts: the `Account` counts its events, the `Inbox` queues them, and the `Runner` has
 the thread, task or process that delivers them.
 """
 
@@ -30,25 +30,25 @@ from eventloop.util.waiting import Bell
 logger = logging.getLogger("eventloop")
 
 HELD_SECONDS = 0.1
-"""A delivery longer than this, in seconds, is slow: events beyond the capacity are then spilled."""
+"""The seconds of a delivery after which events beyond the queue's capacity go to temporary files."""
 FILTER_SECONDS = 0.2
-"""The longest wait in seconds for `when=` to check the last events, when the counts are read."""
+"""The longest wait in seconds, before the counts are read, until `when=` was called for the last events."""
 _CHECK_SECONDS = 0.05
 """The interval in seconds at which a thread that waits for room wakes the subscriber."""
 
 
 class Subscriber:
-    """A background subscriber: its account, its inbox and its runner.
+    """A background subscriber with its account, its inbox and its runner.
 
     Args:
-        name: its name.
+        name: the subscriber's name.
         fn: the handler.
         options: the options of the queue and its deliveries.
         report: called for each failure.
     """
 
     runner: Runner
-    """Delivers the events; whoever creates the subscriber sets it."""
+    """The runner, which is set after `__init__` by the function that creates the subscriber."""
 
     def __init__(self, name: str, fn: Callable[..., Any], options: SubscriberOptions, report: Report) -> None:
         self.name, self.fn, self.options = name, fn, options
@@ -56,21 +56,21 @@ class Subscriber:
         self.closed = self.account.closed
         self.inbox = Inbox(self.account, options, self.fail)
         self.filter: WhenFilter | None = None
-        self.busy = Timing()  # of its deliveries
+        self.busy = Timing()  # the times of its deliveries
         self.recorder: SpanRecorder | None = None
-        self.no_more = False  # whether no more events come, so that an empty queue is the end
-        self.room = Bell()
-        self.left: Iterator[Event] = iter(())  # undelivered at a close; reads the spill file lazily
-        self.left_in = ""  # what it was doing when a close ended without it
-        self.waited_in_vain = 0.0, 0.0  # begin of a delivery, and the seconds that callers waited for it
-        self.behind_since = perf_counter()  # when the keeper last saw that it had caught up
-        self._inherited = False  # whether it is the subscriber of the process that has forked this one
+        self.no_more = False  # whether to end once the queue is empty
+        self.room = Bell()  # wakes the threads that wait for room in the queue
+        self.left: Iterator[Event] = iter(())  # the events that a close has left undelivered
+        self.left_in = ""  # a text about the call that was under way when a close ended
+        self.waited_in_vain = 0.0, 0.0  # the begin of a delivery, and the seconds that were waited for it
+        self.behind_since = perf_counter()  # the last time at which no event waited in `incoming`
+        self._inherited = False  # whether this process is a fork of the one that created the subscriber
         self._closing = False  # whether a close waits for the end
         self._flushes: deque[Flush] = deque()
         self._report = report
 
     def set_routes(self, routes: dict[type[Event], Route]) -> None:
-        """Set the event types that the subscriber wants, with their filters."""
+        """Set the event types that the subscriber receives, with their filters."""
         self.inbox.routes = routes
         if self.filter is None and any(route.late is not None for route in routes.values()):
             self.filter = WhenFilter(self.inbox, lambda: self.runner.wake(), self.fail)
@@ -89,7 +89,7 @@ class Subscriber:
 
     @property
     def held(self) -> bool:
-        """Return whether the current delivery has taken longer than `HELD_SECONDS`."""
+        """Return whether the current delivery or callback has taken longer than `HELD_SECONDS`."""
         began = self.runner.began
         return bool(began) and perf_counter() - began > HELD_SECONDS
 
@@ -97,7 +97,8 @@ class Subscriber:
     def counts(self) -> Counts:
         """Return a copy of the counters, exact at the moment of the call.
 
-        Filters and the overflow policy are applied to the emitted events, if this does not take long.
+        Filters and the overflow policy are applied before, to the events emitted so far, unless that takes
+        long.
         """
         account, inbox = self.account, self.inbox
         if self.filter is not None:
@@ -136,13 +137,13 @@ class Subscriber:
         return self.account.new_losses(self.counts)
 
     def new_drops(self, now: float, every_seconds: float) -> int:
-        """Return how many events were dropped since the last report; 0 if that is not `every_seconds` old."""
+        """Return the number of events dropped since the last report, or 0 within `every_seconds` after it."""
         with self.account.lock:
             self.inbox.drop_late()
             return self.account.new_drops(now, every_seconds)
 
     def continue_from(self, former: Subscriber) -> None:
-        """Continue the account and the timings of a former, ended subscriber, before the first delivery."""
+        """Begin with the counts and times of a subscriber that has ended, before the first delivery."""
         self.set_routes(former.inbox.routes)
         if not former._inherited:
             counts = former.counts
@@ -151,8 +152,8 @@ class Subscriber:
             self.busy, self.inbox.waits = former.busy, former.inbox.waits
 
     def abandon_in_child(self) -> None:
-        """Mark in a forked child process that the delivering thread or task exists only in the parent."""
-        self.account.lock = threading.RLock()  # that thread may have held it when the process was copied
+        """End the subscriber in a forked child process, whose parent alone has the delivering thread."""
+        self.account.lock = threading.RLock()  # the parent's thread may have held the lock at the fork
         self._inherited = True
         self.closed.set()
         self.runner.abandon_in_child()
@@ -160,12 +161,12 @@ class Subscriber:
     # --- queuing (any thread) ------------------------------------------------------------------------------
 
     def enqueue(self, event: Event) -> None:
-        """Queue an event of the background, such as a health event, if it is wanted."""
+        """Queue an event that the background created, such as a health event, if it passes the filters."""
         self.inbox.incoming.extend(self.inbox.wanted([event]))
         self.runner.wake()
 
     def wait_for_room(self) -> None:
-        """Wait while the queue is full and has not ended, for overflow="block"."""
+        """Wait while the queue is full and the subscriber has not ended, for overflow="block"."""
         if self._has_room():
             return
         with waiting("background", self.name):
@@ -179,10 +180,10 @@ class Subscriber:
     # --- flushing and ending (any thread) ------------------------------------------------------------------
 
     def request_flush(self, *, calls: bool = True) -> Flush:
-        """Request a flush for the time when everything emitted so far is handled.
+        """Request a flush after all events emitted so far, and return the request.
 
         Args:
-            calls: whether to call `on_flush` then; without it the flush only marks that point.
+            calls: whether to call `on_flush`; if False, the flush only shows that the events are handled.
         """
         with self.account.lock:
             after = self.account.received + self.inbox.waiting() - self.account.dropped_at_end
@@ -194,7 +195,7 @@ class Subscriber:
         return flush
 
     def drain(self) -> None:
-        """Deliver without pauses, because a close is waiting."""
+        """Let the runner deliver without pauses, because a close waits."""
         self._closing = True
         self.runner.wake()
 
@@ -208,7 +209,11 @@ class Subscriber:
         return self.ended or self.closed.wait(timeout)
 
     def give_up(self, reason: str) -> None:
-        """Accept no more events, count queued ones as dropped, and release all waiting threads."""
+        """Accept no more events, count the queued events as dropped, and release all waiting threads.
+
+        Args:
+            reason: the reason of the end, such as "error" (`Account.ended_by`).
+        """
         account, inbox = self.account, self.inbox
         with account.lock:
             if account.ended_by:
@@ -221,25 +226,25 @@ class Subscriber:
         self.release_waiters()
 
     def break_off(self, error: BaseException | None) -> None:
-        """End the subscriber because the delivery code itself failed, for example on an unprintable error.
+        """End the subscriber because eventloop's own delivery code failed, or its thread has ended.
 
         Args:
-            error: what ended the code; None if it is unknown, because the thread had ended.
+            error: the error; None if the thread has ended for an unknown reason.
         """
         self.runner.release()
         with self.account.lock:
             self.account.failed += self.account.end_run()
             self.runner.began = 0.0
-        how = f"its deliveries ended with a {type(error).__name__}" if error else "its thread has ended"
-        self.account.last_error = error_text(RuntimeError(how))
-        try:  # a handler of the log may raise, too, even SystemExit
+        reason = f"its deliveries ended with a {type(error).__name__}" if error else "its thread has ended"
+        self.account.last_error = error_text(RuntimeError(reason))
+        try:  # a logging handler may raise an error too, even SystemExit
             logger.error(
                 "background subscriber %s cannot go on; please report this: %s",
                 self.name,
-                how,
+                reason,
                 exc_info=error,
             )
-            self.report(RuntimeError(how), None, 0.0)
+            self.report(RuntimeError(reason), None, 0.0)
         finally:
             self.give_up("error")
             self.finish()
@@ -254,18 +259,18 @@ class Subscriber:
     # --- delivering (the runner's thread or task) ----------------------------------------------------------
 
     def is_draining(self) -> bool:
-        """Return whether a flush or close waits for the queue, or it grows faster than it is delivered."""
-        wanted = self._closing or bool(self._flushes) or bool(self.account.ended_by)
+        """Return whether to deliver without pauses: a flush or close waits, or the queue becomes full."""
+        is_awaited = self._closing or bool(self._flushes) or bool(self.account.ended_by)
         count = len(self.inbox.buffer) + len(self.inbox.incoming)
-        return wanted or count > self.inbox.capacity // 4 or self.inbox.spill.count > 0
+        return is_awaited or count > self.inbox.capacity // 4 or self.inbox.spill.count > 0
 
     def lingers(self) -> bool:
-        """Return whether waiting events are to wait for others, so that one delivery has more of them."""
+        """Return whether to deliver later, so that the delivery has more events (option `linger`)."""
         linger = self.options.linger
         return linger > 0 and perf_counter() - self.inbox.popped_at < linger and not self.is_draining()
 
     def next_delivery(self) -> Delivery | list[Timed] | None:
-        """Take the next delivery out of the queue, which begins now; None if the queue is empty."""
+        """Remove the next event or batch from the queue, for a delivery that begins now; None without one."""
         most = self.runner.most
         events = self.inbox.pop(most or 1)
         if not events:
@@ -280,15 +285,15 @@ class Subscriber:
         account, runner = self.account, self.runner
         with account.lock:
             began, elapsed = runner.began, perf_counter() - runner.began
-            used = error is not None or self.recorder is not None
-            item = runner.current() if used else None
+            needs_item = error is not None or self.recorder is not None
+            item = runner.current() if needs_item else None
             count, runner.began = account.in_flight, 0.0
             account.end_calls(1, elapsed, count, error)
         self.busy.add(elapsed)
         account.unconfirmed = runner.unconfirmed()
         if self.recorder is not None:
             self.record(self.recorder, item, began, elapsed)
-        if error is not None and count:  # 0: counted and reported when it stalled
+        if error is not None and count:  # 0 if the delivery was counted and reported as stalled
             self.fail(error, item, elapsed)
         if self.options.overflow == "block":
             self.room.ring()
@@ -296,7 +301,7 @@ class Subscriber:
         return elapsed
 
     def record(self, recorder: SpanRecorder, item: Delivery | None, began: float, seconds: float) -> None:
-        """Record a delivery and the events queued behind it."""
+        """Record a delivery as a span, and the present depth of the queue."""
         if item is not None:
             recorder.delivered(self.name, self.runner.runs_on, item, began, seconds)
             recorder.depth(self.name, self.queued)
@@ -310,7 +315,7 @@ class Subscriber:
             recorder.delivered(self.name, self.runner.runs_on, item, now - seconds, seconds, "(under way)")
 
     def flush_if_due(self) -> None:
-        """Flush if a requested flush is due."""
+        """Make the requested flushes whose events are handled."""
         while self._flushes:
             account = self.account
             with account.lock:
@@ -327,13 +332,14 @@ class Subscriber:
                 flush.made.set()
 
     def finish(self) -> None:
-        """Call `on_close`, and end."""
+        """Call `on_close`, and mark the subscriber as ended."""
         account = self.account
         if account.ended_by != "stalled":
             self.call_back(self.options.on_close, "on_close")
         with account.lock:
-            if account.unconfirmed and account.ended_by != "closed":  # else they count as left
-                self.account.losses_logged = not (account.failed or account.dropped)  # by `on_close`
+            # after a close at its deadline these events count as undelivered instead
+            if account.unconfirmed and account.ended_by != "closed":
+                self.account.losses_logged = not (account.failed or account.dropped)  # `on_close` logs these
                 account.failed += account.unconfirmed
                 account.delivered -= account.unconfirmed
                 account.unconfirmed = 0
@@ -341,7 +347,7 @@ class Subscriber:
         self.release_waiters()
 
     def call_back(self, callback: Callable[[], object] | None, what: str) -> None:
-        """Call `on_flush` or `on_close`, and report its error."""
+        """Call a callback of the name `what`, such as "on_flush", and report its error."""
         if callback is None:
             return
         failure: BaseException | None = None
@@ -350,34 +356,34 @@ class Subscriber:
             runner.began, runner.callback = perf_counter(), what
         try:
             callback()
-        except BaseException as error:  # a SystemExit in a subscriber ends nothing else
+        except BaseException as error:  # also a SystemExit, which must not end the runner
             failure = error
         with self.account.lock:
-            stalled = not runner.callback
+            was_reported = not runner.callback  # as stalled
             runner.began, runner.callback = 0.0, ""
         self.account.unconfirmed = runner.unconfirmed()
-        if failure is not None and not stalled:  # else it was reported when it stalled
+        if failure is not None and not was_reported:
             self.fail_callback(failure, what)
 
     # --- failures ------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException, item: Delivery | None, elapsed: float = 0.0) -> None:
-        """Report a failed delivery, which is counted, and end the subscriber with `on_error="disable"`."""
+        """Report a failed delivery, whose events are counted; with on_error="disable" end the subscriber."""
         self.account.last_error = error_text(error)
-        if bad := bad_events(error, len(item) if isinstance(item, list) else 1):
-            # not the subscriber's fault, so it continues, even with on_error="disable"
-            if new := self.account.log_unencodable(bad):
-                kind = type(error) if isinstance(error, Unencodable) else Unencodable
-                self.report(kind(new, len(new)), item, elapsed)
+        if unencodable := bad_events(error, len(item) if isinstance(item, list) else 1):
+            # the subscriber has no fault and continues, even with on_error="disable"
+            if new := self.account.log_unencodable(unencodable):
+                error_type = type(error) if isinstance(error, Unencodable) else Unencodable
+                self.report(error_type(new, len(new)), item, elapsed)
             return
         disable = self.options.on_error == "disable"
         self.account.log_failure(error, disable=disable)
-        self.report(error, item, elapsed)  # before give_up, so that a thread waiting for the end finds it
+        self.report(error, item, elapsed)  # before `give_up`, so that a thread that waits finds the report
         if disable:
             self.give_up("error")
 
     def fail_callback(self, error: BaseException, what: str) -> None:
-        """Report an error of a callback such as `on_flush`, for which no event counts as failed."""
+        """Report an error of the callback `what`, such as "on_flush"; no event counts as failed for it."""
         if self.options.on_error == "raise":
             error.add_note(f"raised by background subscriber {self.name} ({self.runner.runs_on}) in {what}")
         self.account.log_callback(error, what)

@@ -1,6 +1,7 @@
-"""Supervise one background subscriber, as the keeper does: keep its queue bounded, and find hangs.
+"""Supervise one background subscriber: keep its queue bounded, and find hangs.
 
-The keeper is the thread of `eventloop.background.background`.
+The keeper thread of `eventloop.background.background` calls `supervise` for each subscriber several times a
+second.
 """
 
 from __future__ import annotations
@@ -16,22 +17,21 @@ from eventloop.background.queues.when_filter import HANGS_SECONDS, WhenFilter
 logger = logging.getLogger("eventloop")
 
 BEHIND_SECONDS = 1.0
-"""The seconds of lagging after which a subscriber's events beyond its capacity go to the spill file."""
+"""The seconds without an empty list of incoming events after which events go to the temporary file."""
 BURST = 262_144
 """The largest number of events that wait in memory for a subscriber that is about to deliver: some 90 MB."""
 
 
 def supervise(subscriber: Subscriber, now: float) -> bool:
-    """Give up a subscriber that hangs or whose thread has ended; else bound its queue, and wake it.
+    """Bound the queue of a subscriber and wake it, or end it if it hangs or its thread has ended.
 
     A subscriber hangs if a delivery, `on_flush`, `on_close` or `when=` exceeds its `stall_timeout`. A
-    coroutine function has an event loop in place of a thread, and is given up when that loop is closed.
-    Events beyond the capacity go to the spill file only if the subscriber is in a long delivery, has not
-    caught up for a second, or has very many events waiting, because a file costs more than the memory of a
-    short burst.
+    coroutine function has an event loop in place of a thread, and ends if that loop is closed. Events beyond
+    the queue's capacity go to the temporary file only if a delivery takes long, if the subscriber is behind
+    for a second, or if very many events wait. In a short burst, memory costs less than a file.
 
     Returns:
-        Whether the subscriber has dropped events that no `events_dropped` has reported yet.
+        whether the subscriber has dropped events that no `events_dropped` event has reported yet.
     """
     account, inbox, runner = subscriber.account, subscriber.inbox, subscriber.runner
     if subscriber.filter is not None:
@@ -51,6 +51,7 @@ def supervise(subscriber: Subscriber, now: float) -> bool:
 
 
 def _move_and_wake(subscriber: Subscriber, now: float) -> None:
+    """Move incoming events into the queue if the subscriber does not do so in time, and wake it."""
     inbox = subscriber.inbox
     if inbox.caught_up:
         subscriber.behind_since = now
@@ -64,8 +65,9 @@ def _move_and_wake(subscriber: Subscriber, now: float) -> None:
         subscriber.runner.wake()
 
 
-def _check_filter(subscriber: Subscriber, tests: WhenFilter) -> None:
-    if tests.ended and not subscriber.done:
+def _check_filter(subscriber: Subscriber, when_filter: WhenFilter) -> None:
+    """End a subscriber whose `when=` hangs, or whose thread for it has ended."""
+    if when_filter.ended and not subscriber.done:
         subscriber.give_up("error")
     limit = subscriber.options.stall_timeout
     if end_filter_call(subscriber, limit, f"spent more than stall_timeout={limit:g} s in its when="):
@@ -73,37 +75,39 @@ def _check_filter(subscriber: Subscriber, tests: WhenFilter) -> None:
 
 
 def _end_without_thread(subscriber: Subscriber) -> None:
-    """End a subscriber whose thread has ended before it was closed.
+    """End a subscriber whose thread has ended unexpectedly.
 
-    The thread may have been ended in ways that its own code does not see, such as an exception that another
-    thread has set in it.
+    That may happen without an error in the thread's own code, for example by an exception that another thread
+    has set in it.
     """
     name = f"eventloop {subscriber.name}"
-    last = threading.Thread(target=subscriber.break_off, args=(None,), name=name, daemon=True)
-    subscriber.runner.thread = last  # not the keeper: `break_off` calls `on_close`, which may hang
-    last.start()
+    # on a new thread, because `break_off` calls `on_close`, which may hang
+    thread = threading.Thread(target=subscriber.break_off, args=(None,), name=name, daemon=True)
+    subscriber.runner.thread = thread
+    thread.start()
 
 
 def end_filter_call(subscriber: Subscriber, seconds: float = HANGS_SECONDS, what: str = "") -> bool:
-    """Count a call of `when=` as failed that has lasted longer than `seconds`; return whether one has.
+    """Count the call of `when=` under way as failed if it has lasted too long; return whether it has.
 
     Args:
-        subscriber: has the filter.
+        subscriber: the subscriber with the filter.
         seconds: the limit.
-        what: what the subscriber did, for the message; by default that it still called the filter when the
-            bus closed.
+        what: the predicate of the message, whose subject is the subscriber; by default that it still called
+            the filter when the bus closed.
     """
-    tests = subscriber.filter
-    call = None if tests is None else tests.give_up_call(perf_counter() - seconds)
+    when_filter = subscriber.filter
+    call = None if when_filter is None else when_filter.give_up_call(perf_counter() - seconds)
     if call is None:
         return False
+    began, event = call
     what = what or f"was still in its when= when the bus closed, after more than {seconds:g} s"
-    _report_stall(subscriber, what, call[1], perf_counter() - call[0])
+    _report_stall(subscriber, what, event, perf_counter() - began)
     return True
 
 
 def _end_stalled(subscriber: Subscriber, now: float) -> None:
-    """Give up a subscriber whose delivery or callback has lasted longer than its `stall_timeout`."""
+    """End a subscriber whose delivery or callback has lasted longer than its `stall_timeout`."""
     account, runner = subscriber.account, subscriber.runner
     began = runner.began
     if account.ended_by and not runner.callback:
@@ -113,20 +117,22 @@ def _end_stalled(subscriber: Subscriber, now: float) -> None:
         if runner.began != began or not (account.in_flight or callback):
             return  # the call has ended, or another thread has counted this stall
         item = runner.current()
-        others = account.end_run()  # of single events (no batch) only the first is in a call, and fails
-        failed = others if runner.most else min(1, others)
+        undelivered = account.end_run()
+        # without batches only one event is in the call, and the others were not delivered
+        failed = undelivered if runner.most else min(1, undelivered)
         account.failed += failed
-        account.dropped += max(0, others - failed)
+        account.dropped += undelivered - failed
         runner.callback = ""
     where = f"in {callback}" if callback else "on one delivery"
     limit = subscriber.options.stall_timeout
     _report_stall(subscriber, f"spent more than stall_timeout={limit:g} s {where}", item, now - began)
     subscriber.give_up("stalled")
     if callback:
-        account.ended_by = "stalled"  # even if the subscriber had failed or was cancelled before
+        account.ended_by = "stalled"  # `give_up` keeps an earlier reason, such as "error"
 
 
 def _report_stall(subscriber: Subscriber, what: str, item: Delivery | None, elapsed: float) -> None:
+    """Log and report a stalled call; `what` is the predicate of the message, `item` the call's events."""
     effect = subscriber.runner.stall_effect()
     text = f"subscriber {subscriber.name} {what}; it is no longer waited for{effect}"
     subscriber.account.last_error = text

@@ -13,26 +13,26 @@ from eventloop.events.deferred import unstamped
 from eventloop.util.waiting import Bell, Latch
 
 HANGS_SECONDS = 0.05
-"""The seconds after which a running `when=` call counts as hanging, and is no longer waited for."""
+"""The seconds after which a call of `when=` counts as hanging, so that a caller no longer waits for it."""
 
 
 class WhenFilter:
     """A daemon thread that calls `when=` for incoming events, and moves those that pass into the queue.
 
     Args:
-        inbox: has the events; their types are in its `routes`.
-        wake: makes the subscriber look at the queue.
-        fail: reports an error of the filter, for an event that is counted as failed.
+        inbox: the inbox with the events, and with the filters in its `routes`.
+        wake: wakes the subscriber, because its queue has an event.
+        fail: called with an error of the filter, and the event, which counts as failed.
     """
 
     def __init__(
         self, inbox: Inbox, wake: Callable[[], None], fail: Callable[[BaseException, Event], None]
     ) -> None:
-        self.call: tuple[float, Event] | None = None  # begin and event of the running call
+        self.call: tuple[float, Event] | None = None  # the begin and the event of the call under way
         self._inbox, self._account = inbox, inbox.account
         self._wake_subscriber, self._fail = wake, fail
-        self._begun = self._done = 0  # the numbers of calls
-        self._checked = Bell()  # rings when the filter was called for all waiting events
+        self._begun = self._done = 0  # the numbers of calls that have begun, and that have ended
+        self._checked = Bell()  # rings when the filter was called for all incoming events
         self._woken = Latch()
         self._starting = threading.Lock()
         name = f"eventloop when= of {inbox.account.name}"
@@ -40,7 +40,7 @@ class WhenFilter:
         inbox.wake_filter = self.wake
 
     def wake(self) -> None:
-        """Make the thread look for events, and start it at the first call; safe from any thread."""
+        """Wake the thread because there are events, and start it at the first call; safe from any thread."""
         with self._starting:
             if self._thread.ident is None and not self._account.done:
                 self._thread.start()
@@ -48,7 +48,7 @@ class WhenFilter:
 
     @property
     def ended(self) -> bool:
-        """Return whether the thread has ended, because the subscriber has, or by an error."""
+        """Return whether the thread has ended, by an error or because the subscriber has ended."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
     def wait(self, timeout: float, *, patient: bool = False) -> bool:
@@ -61,7 +61,7 @@ class WhenFilter:
         if threading.current_thread() is self._thread:
             return True
         with self._account.lock:
-            target = self._begun + self._inbox.waiting()
+            target = self._begun + self._inbox.waiting()  # the number of calls to wait for
         call = self.call
         if self._done >= target or self._account.done:
             return True
@@ -71,7 +71,11 @@ class WhenFilter:
         return self._checked.wait_for(lambda: self._done >= target or self._account.done, timeout)
 
     def give_up_call(self, since: float) -> tuple[float, Event] | None:
-        """Count a call as failed that began before `since`; return its begin and event; None without one."""
+        """Count the event of the call under way as failed, if the call began before `since`.
+
+        Returns:
+            the begin and the event of the call; None if there is no such call.
+        """
         with self._account.lock:
             call = self.call
             if call is None or call[0] > since:
@@ -81,6 +85,7 @@ class WhenFilter:
         return call
 
     def _run(self) -> None:
+        """Call the filter for the incoming events at each `wake`, until the subscriber ends."""
         while not self._account.done:
             self._woken.clear()
             with self._inbox.moving:
@@ -91,7 +96,10 @@ class WhenFilter:
         self._checked.ring()
 
     def _check_next(self) -> bool:
-        """Call `when=` for the next event; return False if there is none."""
+        """Call `when=` for the next event, and move the event into the queue if it passes.
+
+        Return False if there is no event.
+        """
         account = self._account
         with account.lock:
             if account.done or (item := self._inbox.next_incoming()) is None:
@@ -105,11 +113,11 @@ class WhenFilter:
         return True
 
     def _passes(self, call: tuple[float, Event]) -> bool:
-        """Return whether an event passes `when=`, and count an event that does not.
+        """Return whether the event of a call passes `when=`.
 
-        A rejected event is removed from the account; if `when=` raises, the event has failed. Nothing is
-        counted if the call was given up as too long, or if the subscriber has ended during it: then the event
-        was counted at that time.
+        If it does not pass, it is no longer counted as received. If `when=` raises an error, the event counts
+        as failed. If the call took too long, or the subscriber has ended meanwhile, the event was counted at
+        that time, and the result is False.
         """
         event, account = call[1], self._account
         route = self._inbox.routes.get(type(event))
@@ -119,8 +127,8 @@ class WhenFilter:
         except BaseException as error:
             passes, failure = False, error
         with account.lock:
-            given_up, self.call = self.call is not call, None
-            if given_up or account.ended_by:
+            was_given_up, self.call = self.call is not call, None
+            if was_given_up or account.ended_by:
                 return False
             account.failed += failure is not None
             account.received -= not passes and failure is None

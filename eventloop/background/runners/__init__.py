@@ -1,5 +1,5 @@
-"""Deliver the events of a subscriber: on a thread, in a task of an event loop, or in a worker process.
+"""Deliver the events of a subscriber on a thread, or in a task of an event loop.
 
-Start with `thread_runner`. `eventloop.background.workers` has the worker processes.
-May import what `eventloop.background` may.
+Start with `thread_runner`. `eventloop.background.workers` delivers in worker processes. The package may
+import the packages that `eventloop.background` may.
 """

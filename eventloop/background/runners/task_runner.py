@@ -31,13 +31,13 @@ _BLOCKED = (
 class TaskRunner(Runner):
     """Deliver in a task of an event loop.
 
-    Events stay in the queue while that loop is busy. Only the delivery itself counts for `stall_timeout`, and
-    not the time in which another coroutine holds the loop, by `time.sleep` for example.
+    Events stay in the queue while the loop is busy. The time in which another coroutine blocks the loop, for
+    example by `time.sleep`, does not count for `stall_timeout`.
 
     Args:
-        subscriber: has the events.
-        loop: the bus's event loop, or a loop that the caller runs; None in a dry run.
-        callers: whether the caller runs the loop, and the bus neither starts nor stops it.
+        subscriber: the subscriber with the events.
+        loop: the bus's event loop, or a loop of the program; None in a dry run.
+        callers: whether the loop is the program's, so that the bus neither starts nor stops it.
     """
 
     runs_on = "loop"
@@ -51,9 +51,9 @@ class TaskRunner(Runner):
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self._delivering = False
-        self._called_at = 0.0  # since when the loop has not answered a call; 0.0 if it has
-        self._free_at = 0.0  # when another coroutine last let go of the loop
-        self._checked = 0.0  # the begin of the delivery for which it was checked whether the loop answers
+        self._called_at = 0.0  # when `_answer` was scheduled and has not run yet; 0.0 if it has
+        self._free_at = 0.0  # when the loop last ran again after another coroutine had blocked it
+        self._checked = 0.0  # the begin of the delivery for which `overdue` last tested the loop
 
     # --- any thread ----------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ class TaskRunner(Runner):
         self._call_on_loop(self._make_task)
 
     def wake(self) -> None:
-        """Make the task look at its queue, or cancel its delivery if the subscriber has ended."""
+        """Wake the task because its queue has events, or cancel its delivery if the subscriber has ended."""
         self._called_at = self._called_at or perf_counter()  # `_answer` resets it
         self._call_on_loop(self._answer)
 
@@ -71,14 +71,14 @@ class TaskRunner(Runner):
             return
         try:
             self._loop.call_soon_threadsafe(fn)
-        except RuntimeError:  # it was closed
+        except RuntimeError:  # the loop is closed
             self._end_with_loop()
 
     @property
     def blocked_by_caller(self) -> bool:
         """Return whether nothing can be delivered while the calling thread waits.
 
-        True if the caller runs the event loop, and the calling thread runs it, or no thread does.
+        True if the event loop is the program's, and either the calling thread runs it or no thread does.
         """
         loop = self._loop
         return self._callers and (loop is None or _running_loop() is loop or not loop.is_running())
@@ -87,25 +87,25 @@ class TaskRunner(Runner):
         """Name the coroutine that holds the event loop, or say that the caller does not run the loop."""
         if self.blocked_by_caller and self.subscriber.queued:
             return _BLOCKED if _running_loop() is self._loop else "its event loop does not run"
-        held = self._held_for(perf_counter())
-        holder = _task_that_runs(self._loop)
-        if holder is None or holder is self._task or held < awaited.STUCK_SECONDS:
+        seconds = self._blocked_seconds(perf_counter())
+        running_task = _task_that_runs(self._loop)
+        if running_task is None or running_task is self._task or seconds < awaited.STUCK_SECONDS:
             return ""
-        name = holder.get_name().removeprefix("eventloop ")
-        return f"its event loop was held for {held:.1f} s by {name}, for which this is the cure: {_CURE}"
+        name = running_task.get_name().removeprefix("eventloop ")
+        return f"its event loop was held for {seconds:.1f} s by {name}, for which this is the cure: {_CURE}"
 
     def stall_effect(self) -> str:
-        """Say that the stalled coroutine holds the loop of others; "" if it does not."""
-        return f". It holds the event loop of other coroutines: {_CURE}" if self._holds_loop else ""
+        """Return a sentence that says whether the stalled coroutine blocks the loop of others; "" if not."""
+        return f". It holds the event loop of other coroutines: {_CURE}" if self._blocks_loop else ""
 
     def overdue(self, now: float, limit: float) -> bool:
-        """Return whether its call has lasted longer than `limit`, unless another coroutine holds the loop."""
+        """Return whether the current call exceeds `limit`; False while another coroutine blocks the loop."""
         began = self.began
         if not began or now - max(began, self._free_at) <= limit:
             return False
-        if self.callback or self._holds_loop:
+        if self.callback or self._blocks_loop:
             return True
-        if self._checked != began:  # does the loop run at all? the answer is here at the next check
+        if self._checked != began:  # test whether the loop runs; the result is known at the next call
             self._checked = began
             self.wake()
         return not self._called_at
@@ -121,12 +121,13 @@ class TaskRunner(Runner):
             self._task._log_destroy_pending = False  # type: ignore[attr-defined]
 
     @property
-    def _holds_loop(self) -> bool:
-        """Return whether the subscriber's own code runs on the loop now, so that no other coroutine does."""
+    def _blocks_loop(self) -> bool:
+        """Return whether the subscriber's own code runs on the loop now, so that no other coroutine can."""
         task = self._task
         return task is not None and _task_that_runs(self._loop) is task
 
-    def _held_for(self, now: float) -> float:
+    def _blocked_seconds(self, now: float) -> float:
+        """Return the seconds for which the loop has not run `_answer`; 0.0 if it has."""
         return now - self._called_at if self._called_at else 0.0
 
     # --- the event loop ------------------------------------------------------------------------------------
@@ -136,8 +137,9 @@ class TaskRunner(Runner):
         self._task = self._loop.create_task(self._run(), name=f"eventloop {self.subscriber.name}")
 
     def _answer(self) -> None:
+        """Record that the loop runs, and wake the task; cancel its delivery if the subscriber has ended."""
         now = perf_counter()
-        if self._held_for(now) > awaited.STUCK_SECONDS:
+        if self._blocked_seconds(now) > awaited.STUCK_SECONDS:
             self._free_at = now
         self._called_at = 0.0
         self._ready.set()
@@ -146,52 +148,56 @@ class TaskRunner(Runner):
             self._task.cancel()
 
     async def _run(self) -> None:
+        """Deliver events until the subscriber or its event loop ends."""
         subscriber = self.subscriber
         try:
             await self._deliver_all()
             subscriber.finish()
-        except (asyncio.CancelledError, GeneratorExit):  # a loop cancels every task at its end
+        except (asyncio.CancelledError, GeneratorExit):  # the loop ends, and cancels its tasks
             self._end_with_loop()
             raise
         except BaseException as error:
             subscriber.break_off(error)
         finally:
-            self._task = None  # the task holds this coroutine, and so the queue
+            self._task = None  # so that the queue can be freed, to which the task refers by this coroutine
 
     async def _deliver_all(self) -> None:
+        """Deliver events, and wait for others, until the subscriber ends."""
         subscriber, account = self.subscriber, self.account
         while not account.ended_by:
             self._ready.clear()
-            held = perf_counter()
+            turn_began = perf_counter()
             while (item := subscriber.next_delivery()) is not None:
                 await self._deliver(item)
-                if perf_counter() - held > HOLD_SECONDS:  # perhaps of a coroutine that awaits nothing
+                # let other threads and coroutines run, because the coroutine function may await nothing
+                if perf_counter() - turn_began > HOLD_SECONDS:
                     _yield_interpreter()
                     await asyncio.sleep(0)
-                    held = perf_counter()
+                    turn_began = perf_counter()
             subscriber.flush_if_due()
             if account.ended_by or (subscriber.no_more and not subscriber.queued):
                 return
             await self._ready.wait()
 
     async def _deliver(self, item: Delivery | list[Timed]) -> None:
+        """Await the coroutine function for an event or a batch, and count the delivery."""
         subscriber = self.subscriber
         failure: BaseException | None = None
         self._delivering = True
         try:
             await self.fn(item)
         except BaseException as error:
-            if self._torn_out(error):
+            if self._comes_from_loop(error):
                 if not (ended := self.account.ended_by):
                     raise
                 failure = StoppedError(f"subscriber {subscriber.name} was {ended} during a delivery")
-            else:  # a SystemExit in a subscriber is its own affair: let through, it would end the whole loop
+            else:  # also a SystemExit, which would end the loop of all coroutines if it were raised again
                 failure = error
         finally:
             self._delivering = False
         subscriber.end_delivery(failure)
 
-    def _torn_out(self, error: BaseException) -> bool:
+    def _comes_from_loop(self, error: BaseException) -> bool:
         """Return whether an error came from the event loop, and not from the subscriber's code.
 
         The loop cancels this task, or throws GeneratorExit into a coroutine whose task is gone. A
@@ -204,17 +210,17 @@ class TaskRunner(Runner):
         return cancelled and running is not None and running.cancelling() > 0
 
     def _end_with_loop(self) -> None:
-        """Accept no more events; the interrupted delivery counts as failed, and queued events as dropped.
+        """End the subscriber because its event loop has ended; do nothing after a close.
 
-        Does nothing after a close, which ends the bus's own loop.
+        The events of the interrupted delivery count as failed, and the queued events as dropped.
         """
         subscriber, account, inbox = self.subscriber, self.account, self.inbox
         with account.lock:
             if account.ended_by or subscriber.closed.is_set():
                 subscriber.closed.set()
                 return
-            account.ended_by = "error"  # emitting threads find a closed loop at the same time
-            left = inbox.queued()
+            account.ended_by = "error"  # with the lock, because several threads may find the loop closed
+            queued = inbox.queued()
             account.failed += account.end_run()
             self.began = 0.0
             inbox.drop_late()
@@ -222,9 +228,9 @@ class TaskRunner(Runner):
             inbox.buffer.clear()
         error = RuntimeError(f"the event loop of subscriber {subscriber.name} has ended")
         account.last_error = error_text(error)
-        if left or not self._callers:
+        if queued or not self._callers:
             cure = _ENDED if self._callers else _RAISED
-            logger.error("%s: %d events are counted as failed or dropped. %s", error, left, cure)
+            logger.error("%s: %d events are counted as failed or dropped. %s", error, queued, cure)
             subscriber.report(error, None, 0.0)
         inbox.spill.discard()
         subscriber.closed.set()
@@ -249,10 +255,10 @@ def _current_task() -> asyncio.Task[Any] | None:
 
 
 def _yield_interpreter() -> None:
-    """Let another thread that waits for the interpreter's lock run.
+    """Let another thread run that waits for the interpreter's lock.
 
-    The event loop releases the lock only while it polls its sockets, which is too short for a thread to wake
-    up in; and each release restarts the 5 ms after which a waiting thread may demand it. A thread that
-    waited beside a busy coroutine got it only by chance, after seconds in a trial.
+    The event loop releases the lock only while it polls its sockets, which is shorter than a thread needs to
+    wake up. Each release also restarts the 5 ms after which a waiting thread may demand the lock. In a trial
+    a thread got it only after seconds.
     """
     sleep(0.0)

@@ -1,7 +1,7 @@
 """Deliver to a plain function on a thread of its own.
 
-Only one thread can run Python code at a time, so `Pace` spreads the work of the threads over time: a training
-step is delayed by at most one of them.
+Only one thread can run Python code at a time. So `Pace` lets the threads of subscribers work one after the
+other, so that a training step is delayed by at most one of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eventloop.processes.cpu_time import of_thread
 from eventloop.util.waiting import Latch
 
 HOLD_SECONDS = 0.0006
-"""The seconds that a background thread works before it lets the training run: a part of a short step.
+"""The seconds of a turn, after which a background thread lets the training run: a part of a short step.
 
 With shorter turns most time would be lost refilling the processor's caches after each switch of threads.
 """
@@ -28,26 +28,25 @@ EVERY_SECONDS = 0.004
 
 
 LONGEST_SECONDS = 0.04
-"""The longest wait for a turn in seconds; with very many subscribers some turns therefore begin together."""
+"""The longest wait for a turn in seconds. With very many subscribers some turns therefore begin together."""
 RUN = 256
-"""The number of events that a thread takes out of its queue together if deliveries are short."""
+"""The number of events that a thread removes from its queue at once if deliveries are short."""
 _IDLE_SECONDS = 1.0
-"""The interval in seconds at which a thread looks at its queue without being woken.
+"""The interval in seconds at which a thread checks its queue if nothing wakes it.
 
-The keeper, which normally wakes it, may be waiting for a slow disk.
+The thread that normally wakes it, the keeper, may be waiting for a slow disk.
 """
 
 
 class Pace:
-    """Reserve turns, `EVERY_SECONDS` apart, for the event loop and for the threads of subscribers.
+    """Reserve turns, `EVERY_SECONDS` apart, for the threads of subscribers.
 
-    The keeper wakes several threads at once. Each holds the interpreter for a fraction of a training step; if
-    all ran in the same step, that step would take twice as long. So a thread waits for its turn before it
-    begins to work.
+    Several threads are woken at once. Each runs Python code for a fraction of a training step. If all did so
+    in the same step, this step would take twice as long. So a thread waits for its turn before it works.
 
     Only the begins of turns are spread: no thread waits for the end of another thread's turn, so a writer
-    that waits for its disk delays no other writer. A thread that has to catch up, as in a flush, begins
-    without a turn.
+    that waits for its disk delays no other writer. In a flush, and if its queue becomes full, a thread works
+    without waiting for a turn.
     """
 
     def __init__(self) -> None:
@@ -64,13 +63,11 @@ class Pace:
 
 
 class ThreadRunner(Runner):
-    """Deliver on a daemon thread, which can be abandoned if it hangs.
-
-    anyio's worker threads are not daemons: a hung one would keep the interpreter from exiting.
+    """Deliver on a daemon thread, which does not keep the interpreter from exiting if it hangs.
 
     Args:
-        subscriber: has the events.
-        pace: spreads the work of all threads over time.
+        subscriber: the subscriber with the events.
+        pace: the turns of all threads of the bus.
     """
 
     runs_on = "thread"
@@ -81,7 +78,7 @@ class ThreadRunner(Runner):
         self.subscriber = subscriber
         self._pace = pace
         self._ready = Latch()
-        self._fast = False  # whether deliveries are short enough to be counted together
+        self._fast = False  # whether the last deliveries were so short that several are counted together
         self.thread = BackgroundThread(target=self._run, name=f"eventloop {subscriber.name}", daemon=True)
 
     def start(self) -> None:
@@ -89,7 +86,7 @@ class ThreadRunner(Runner):
         self.thread.start()
 
     def wake(self) -> None:
-        """Make the thread look at its queue."""
+        """Wake the thread because its queue has events."""
         self._ready.set()
 
     def cpu_time(self) -> float:
@@ -100,26 +97,27 @@ class ThreadRunner(Runner):
     def _run(self) -> None:
         try:
             self._deliver_all()
-        except BaseException as error:  # must be reported, because a close waits for this thread
+        except BaseException as error:  # of any kind, because a close waits for this thread
             self.subscriber.break_off(error)
         else:
             self.subscriber.finish()
 
     def _deliver_all(self) -> None:
+        """Deliver events in turns of `HOLD_SECONDS`, and wait for others, until the subscriber ends."""
         subscriber, inbox, account = self.subscriber, self.inbox, self.account
         while not account.ended_by:
             self._ready.clear()
-            held = inf  # the first delivery waits for its turn too
+            worked_seconds = inf  # so that the first delivery waits for a turn
             while (inbox.incoming or inbox.buffer or inbox.spill.count) and not account.ended_by:
                 if subscriber.lingers():
                     break
-                if held > HOLD_SECONDS:
+                if worked_seconds > HOLD_SECONDS:
                     self._wait_for_turn()
-                    held = 0.0
-                took = self._deliver_next()
-                if took is None:
+                    worked_seconds = 0.0
+                seconds = self._deliver_next()
+                if seconds is None:
                     break
-                held += took
+                worked_seconds += seconds
             subscriber.flush_if_due()
             if account.ended_by or (subscriber.no_more and not subscriber.queued):
                 return
@@ -131,50 +129,55 @@ class ThreadRunner(Runner):
         if self._fast and self._may_run:
             if not (events := self.inbox.pop(RUN)):
                 return None
-            took = self._deliver_run(events)
-            self._fast = took < HOLD_SECONDS
+            seconds = self._deliver_run(events)
+            self._fast = seconds < HOLD_SECONDS
             subscriber.flush_if_due()
-            return took
+            return seconds
         if (item := subscriber.next_delivery()) is None:
             return None
-        took = self._deliver(item)
-        self._fast = took < HOLD_SECONDS / RUN
-        return took
+        seconds = self._deliver(item)
+        self._fast = seconds < HOLD_SECONDS / RUN
+        return seconds
 
     @property
     def _may_run(self) -> bool:
-        """Return whether single events may be delivered in a row and counted together."""
+        """Return whether single events may be delivered in a row and counted together.
+
+        Each delivery must be counted by itself if the queue drops events or blocks emits, if events are
+        delivered in batches, while spans are recorded, and with a budget.
+        """
         subscriber = self.subscriber
-        single = self.inbox.spills and not self.most
-        return single and subscriber.recorder is None and subscriber.busy.budget is None
+        if self.most or not self.inbox.spills:
+            return False
+        return subscriber.recorder is None and subscriber.busy.budget is None
 
     def _wait_for_turn(self) -> None:
         """Wait for this thread's next turn, so that other threads can run Python code until then.
 
-        If a flush or close waits, or events come faster than they are delivered, only yield to other threads
-        once.
+        If a flush or close waits, or the queue becomes full, let other threads run only once.
         """
         if self.subscriber.is_draining():
             sleep(0.0)
             return
-        until = perf_counter() + self._pace.next_turn()
-        while (left := until - perf_counter()) > 0:
+        turn = perf_counter() + self._pace.next_turn()
+        while (remaining_seconds := turn - perf_counter()) > 0:
             self._ready.clear()
             if self.subscriber.is_draining():  # checked after the clear, so that no wake-up is missed
                 return
-            self._ready.wait(left)
+            self._ready.wait(remaining_seconds)
 
     def _deliver(self, item: Delivery | list[Timed]) -> float:
+        """Call the handler, count the delivery, and return its seconds."""
         try:
             self.fn(item)
-        except BaseException as error:  # a SystemExit in a subscriber is its own affair
+        except BaseException as error:  # also a SystemExit, which must not end the thread
             return self.subscriber.end_delivery(error)
         return self.subscriber.end_delivery(None)
 
     def _deliver_run(self, events: list[Event]) -> float:
         """Deliver single events in a row, and count all of them together; return the seconds.
 
-        A delivery takes 0.3 us in this way, and 3 us when counted by itself (`benchmarks.throughput`).
+        A delivery costs 0.3 us in this way, and 3 us if it is counted by itself (`benchmarks.throughput`).
         """
         fn, account, progress, clock = self.fn, self.account, self.account.progress, perf_counter
         failure: BaseException | None = None
@@ -184,13 +187,13 @@ class ThreadRunner(Runner):
             for event in events:
                 fn(event)
                 progress[0] += 1
-                then, now = now, clock()
-                if now - then > longest:  # noqa: PLR1730  # max() takes 60 ns more
-                    longest = now - then
+                previous, now = now, clock()
+                if now - previous > longest:  # noqa: PLR1730  # max() takes 60 ns more
+                    longest = now - previous
                 self.began = now
                 if account.ended_by:
                     break
-        except BaseException as error:  # a SystemExit in a subscriber is its own affair
+        except BaseException as error:  # also a SystemExit, which must not end the thread
             failure = error
         return self._count_run(events, progress, began, longest, failure)
 
@@ -202,23 +205,32 @@ class ThreadRunner(Runner):
         longest: float,
         failure: BaseException | None,
     ) -> float:
+        """Count the deliveries that `_deliver_run` has made; return their seconds.
+
+        Args:
+            events: the events of the series, some of which may not be delivered.
+            progress: the list with the number of delivered events.
+            began: the begin of the series, by `perf_counter`.
+            longest: the seconds of the longest delivery.
+            failure: the error that has ended the series, or None.
+        """
         subscriber, account = self.subscriber, self.account
-        now, done = perf_counter(), progress[0]
+        seconds, delivered = perf_counter() - began, progress[0]
         with account.lock:
             self.began = 0.0
-            if account.progress is not progress:  # counted already when it stalled
-                return now - began
+            if account.progress is not progress:  # the series was counted when it stalled
+                return seconds
             account.progress = [0]
-            account.end_calls(done, now - began, done)
+            account.end_calls(delivered, seconds, delivered)
             if failure is not None:
                 account.end_calls(1, 0.0, 1, failure)
-            rest = events[done + (failure is not None) :]
+            undelivered = events[delivered + (failure is not None) :]
             if account.ended_by:
-                account.dropped += len(rest)
+                account.dropped += len(undelivered)
                 account.in_flight = 0
-        if done:
-            subscriber.busy.add_run(done, now - began, longest)
+        if delivered:
+            subscriber.busy.add_run(delivered, seconds, longest)
         if failure is not None:
-            subscriber.fail(failure, events[done], now - began)
-        self.inbox.put_back(rest)
-        return now - began
+            subscriber.fail(failure, events[delivered], seconds)
+        self.inbox.put_back(undelivered)
+        return seconds

@@ -1,6 +1,7 @@
 """Run a subscriber in its own worker process.
 
-Start with `process_runner`, the training process's side. `worker` is the program of the worker process, and
-`protocol` defines their messages. `importable` packs the handler; `in_flight` and `restarts` handle a
-worker's death. May import what `eventloop.background` may.
+Start with `process_runner`, which runs in the training process. `worker` is the program of the worker
+process, and `protocol` encodes the messages between them. `importable` encodes the handler. `in_flight` and
+`restarts` resend events and start another worker if a worker dies. The package may import the packages that
+`eventloop.background` may.
 """

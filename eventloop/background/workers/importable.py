@@ -1,9 +1,9 @@
-"""Pack a handler and its callbacks as bytes that name the objects a worker process has to import.
+"""Encode a handler and its callbacks for a worker process, which imports them.
 
-    data = pack(fn, on_flush, on_close)      # in this process: TypeError unless a worker can import it
+    data = pack(fn, on_flush, on_close)      # in this process: TypeError unless a worker can import them
     fn, on_flush, on_close = unpack(data)    # in the worker
 
-They are pickled together, so that three methods of one object are methods of one object in the worker, too.
+They are pickled together, so that methods of one object are methods of one object in the worker too.
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ Callback = Callable[[], object] | None
 
 @runtime_checkable
 class Remade(Protocol):
-    """An object whose methods can be handlers in a worker although the object does not pickle.
+    """An object, such as a writer, whose methods can be handlers in a worker although it does not pickle.
 
-    The worker creates an equivalent object. Writers are such objects.
+    The worker creates an equivalent object.
     """
 
     def worker_recipe(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         """Return a function and arguments with which the worker creates the object; both must pickle."""
 
     def worker_facts(self) -> object:
-        """Return facts, which pickle, for the worker's object; called when the first event is sent."""
+        """Return facts about the run for the worker's object; called when the first event is sent.
+
+        The facts must pickle.
+        """
 
     def begin_in_worker(self, facts: Any, *, restarts: int, first: Any) -> None:
-        """Receive the result of `worker_facts`; called in the worker before the first event.
+        """Receive the facts about the run; called in the worker before the first event.
 
         Args:
             facts: the result of `worker_facts` in the program's process.
-            restarts: the number of workers that died before.
-            first: the event that is about to be delivered.
+            restarts: the number of earlier workers, which have died.
+            first: the first event, which is delivered after this call.
         """
 
 
@@ -53,15 +56,18 @@ class Target(NamedTuple):
 
 
 def pack(fn: Callable[..., object], on_flush: Callback = None, on_close: Callback = None) -> bytes:
-    """Pack a handler and its callbacks as bytes."""
+    """Encode a handler and its callbacks as bytes.
+
+    Raises:
+        TypeError: a worker could not import one of them.
+    """
     buffer = io.BytesIO()
     try:
         _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump((fn, on_flush, on_close))
     except Exception as error:  # a `__reduce__` may raise anything
         owner = owner_of(fn)
-        name = (
-            handler_name(fn) if owner is None else type(owner).__name__
-        )  # a writer's method is not the user's
+        # of a writer the class, because a user does not know its method
+        name = handler_name(fn) if owner is None else type(owner).__name__
         raise TypeError(
             f"{name} cannot be sent to a worker process: {error}. A worker imports what it calls and "
             "shares nothing else with this process: pass a function of a module, or a writer whose class is "
@@ -71,7 +77,7 @@ def pack(fn: Callable[..., object], on_flush: Callback = None, on_close: Callbac
 
 
 def unpack(data: bytes) -> Target:
-    """Return the packed functions, in the worker; errors of importing them are raised."""
+    """Return the functions that `pack` encoded; called in the worker, where importing them may fail."""
     return Target(*pickle.loads(data))
 
 
@@ -83,6 +89,7 @@ def owner_of(fn: Callable[..., object]) -> Remade | None:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
+        """Refuse what a worker cannot import, and replace a `Remade` object by its recipe."""
         if isinstance(obj, FunctionType | type):
             reason = why_not_importable(obj)
             if reason:
@@ -106,22 +113,22 @@ def why_not_importable(thing: Any) -> str:
     if not _can_be_found(module):
         return f"{name} is defined in {module}, which no import finds"
     try:
-        found = find(module, name)
+        imported = find(module, name)
     except (ImportError, AttributeError):
         return f"{module} has no {name}"
-    return "" if found is thing else f"{module}.{name} is a different object now"
+    return "" if imported is thing else f"{module}.{name} is a different object now"
 
 
 def find(module: str, name: str) -> Any:
-    """Return the object of a qualified name in a module, importing the module if needed."""
-    found = import_module(module)
+    """Import a module, and return the object that a qualified name, such as "Class.method", has in it."""
+    target: Any = import_module(module)
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def _can_be_found(module: str) -> bool:
-    """Return whether another process can import the module; modules created at run time have no file."""
+    """Return whether another process can import a module; it cannot if the module was created at run time."""
     package, _, _ = module.rpartition(".")
     if package and (package not in sys.modules or not _can_be_found(package)):
         return False

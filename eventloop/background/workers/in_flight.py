@@ -1,4 +1,4 @@
-"""Keep the deliveries sent to a worker process until it has acknowledged them."""
+"""Keep the deliveries that a worker process has not acknowledged, to send them again if it dies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from eventloop.events.deferred import Queued, unstamped
 class Flights:
     """The deliveries that the worker has not acknowledged, oldest first; each is an event or a batch.
 
-    After the death of a worker all of them are sent again. Deliveries that the dead worker had are sent one
-    at a time, each after the acknowledgement of the one before, to find the delivery that kills the worker.
+    After the death of a worker all of them are sent to the next worker. Those that the dead worker had are
+    sent one at a time: each waits for the acknowledgement of the delivery before it. So the delivery that
+    kills workers is found.
 
     Args:
         account: counts the events.
@@ -27,11 +28,11 @@ class Flights:
         self.most = most
         self.waiting: deque[list[Queued]] = deque()
         self.sent = 0
-        """The number of deliveries that were sent to the current worker."""
+        """The number of these deliveries that were sent to the current worker."""
         self.suspects = 0
-        """The number of events unacknowledged when a worker died, of which one may be the cause."""
+        """The number of events that the dead worker had, one of which may have caused its death."""
         self.unconfirmed: deque[Queued] = deque()
-        """The acknowledged events that a death of the worker would lose."""
+        """The acknowledged events that the destination has not accepted; a death of the worker loses them."""
         self._account = account
 
     @property
@@ -41,7 +42,7 @@ class Flights:
 
     @property
     def unsent(self) -> bool:
-        """Return whether there is a delivery that was not sent to the current worker."""
+        """Return whether a delivery was not sent to the current worker yet."""
         return self.sent < len(self.waiting)
 
     @property
@@ -59,14 +60,14 @@ class Flights:
         del self.waiting[self.sent]
 
     def acknowledge(self, count: int) -> None:
-        """Remove the deliveries that were acknowledged; they have `count` events in total."""
+        """Remove the oldest deliveries, which were acknowledged and have `count` events in total."""
         self.suspects = max(0, self.suspects - count)
         while count > 0:
             count -= len(self.waiting.popleft())
             self.sent -= 1
 
     def clear(self) -> None:
-        """Remove all deliveries, because no worker will make them."""
+        """Remove all deliveries, because no worker will receive them."""
         self.waiting.clear()
         self.sent = self.suspects = 0
 
@@ -80,8 +81,10 @@ class Flights:
     def retain_unconfirmed(self, count: int, unconfirmed: int) -> None:
         """Keep the last acknowledged events, which the destination has not accepted.
 
+        It is called before `acknowledge`.
+
         Args:
-            count: the number of events that are acknowledged just now.
+            count: the number of events that the worker acknowledges now.
             unconfirmed: the number of events to keep.
         """
         acknowledged = (item for delivery in self.waiting for item in delivery)
@@ -91,15 +94,15 @@ class Flights:
         self._account.unconfirmed = len(self.unconfirmed)
 
     def resend_unconfirmed(self) -> None:
-        """Put the events that a dead worker held for its destination before all others."""
+        """Add the acknowledged events that a dead worker has lost, as the first deliveries to send again."""
         events, size = list(self.unconfirmed), self.most or 1
         self.unconfirmed.clear()
         with self._account.lock:
             self._account.unconfirmed = 0
             self._account.delivered -= len(events)
             self._account.in_flight += len(events)
-        parts = [events[at : at + size] for at in range(0, len(events), size)]
-        self.waiting.extendleft(reversed(parts))
+        deliveries = [events[begin : begin + size] for begin in range(0, len(events), size)]
+        self.waiting.extendleft(reversed(deliveries))
 
     def all_events(self) -> list[Event]:
         """Return the events that are not acknowledged or not accepted by the destination, oldest first."""
@@ -107,18 +110,19 @@ class Flights:
         return [unstamped(item) for delivery in deliveries for item in delivery]
 
     def as_delivered(self, items: list[Queued]) -> Delivery | None:
-        """Return a delivery in the form in which the handler gets it."""
+        """Return a delivery as the handler receives it: an event or a list; None without an event."""
         events = [unstamped(item) for item in items]
         return events if self.most or len(events) != 1 else events[0]
 
     def with_spans(
         self, count: int, spans: list[tuple[float, float]]
     ) -> Iterator[tuple[Delivery | None, tuple[float, float]]]:
-        """Yield the deliveries that are acknowledged just now, each with its begin and its seconds.
+        """Yield the deliveries that the worker acknowledges now, each with its begin and its seconds.
 
         Args:
             count: the number of acknowledged events, which belong to the oldest deliveries.
-            spans: those of the last of these deliveries; fewer than all if recording began in between.
+            spans: the begin and the seconds of each delivery. If the recording has begun meanwhile, those of
+                the first deliveries are missing.
         """
         acknowledged: list[list[Queued]] = []
         for delivery in self.waiting:

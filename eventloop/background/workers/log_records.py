@@ -1,7 +1,8 @@
-"""Send what a worker process logs by the logger "eventloop" to the program, which logs it.
+"""Send the log records of a worker process to the program, which logs them again.
 
-So the handlers, levels and filters of the program apply to the warnings of a writer with `offload="process"`,
-as they do to those of a writer on a thread. The worker prints these records only when the program is gone.
+These are the records of the logger "eventloop". So the program's handlers, levels and filters apply to the
+warnings of a writer with `offload="process"` as well. The worker prints its records itself only if the
+program has ended.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 class LogForwarder(logging.Handler):
-    """Inside the block, pass the records of the logger "eventloop" to `send`, and to no handler of the root.
+    """Pass the records of the logger "eventloop" to `send`, within a `with` block.
+
+    Handlers of the root logger do not receive these records.
 
     Args:
-        send: sends an encoded record to the program. When it raises an `OSError`, the program is gone, and
-            the root's handlers get the record; without any, Python prints a warning to standard error.
+        send: sends an encoded record to the program. If it raises an OSError, the program has ended, and the
+            root logger's handlers receive the record.
     """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
@@ -43,7 +46,7 @@ class LogForwarder(logging.Handler):
         self._send = send
 
     def __enter__(self) -> Self:
-        """Begin to forward records."""
+        """Begin to pass records to `send`."""
         logger.addHandler(self)
         logger.propagate = False
         return self
@@ -51,12 +54,12 @@ class LogForwarder(logging.Handler):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let the worker print its records again."""
+        """Let the root logger's handlers receive the records again."""
         logger.propagate = True
         logger.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record to the program. If its message cannot be formatted, `logging` prints that error."""
+        """Send a record to the program; if its message cannot be formatted, let `logging` print the error."""
         try:
             self._send(_pack(record))
         except OSError:
@@ -66,9 +69,9 @@ class LogForwarder(logging.Handler):
 
 
 def level_for_workers() -> int:
-    """Return the level below which a worker that starts now need not send records.
+    """Return the level below which a worker sends no records.
 
-    It is at most WARNING, as the program may lower its own level while the worker runs.
+    It is at most WARNING, because the program may lower its own level while the worker runs.
     """
     return min(logger.getEffectiveLevel(), logging.WARNING)
 
@@ -77,17 +80,18 @@ def log_again(body: bytes) -> None:
     """Log a record of a worker in the program."""
     record = msgspec.msgpack.decode(body, type=_Record)
     if logger.isEnabledFor(record.level):
-        made = logger.makeRecord(
+        log_record = logger.makeRecord(
             logger.name, record.level, record.path, record.line, record.message, (), None, record.function
         )
-        made.exc_text = record.traceback or None  # a formatter prints it as that of an exception
+        log_record.exc_text = record.traceback or None  # formatters print this as an exception's traceback
         try:
-            logger.handle(made)
-        except Exception:  # of a filter or handler of the program, which must not end the subscriber
+            logger.handle(log_record)
+        except Exception:  # an error of the program's filters and handlers must not end the subscriber
             print_exc()
 
 
 def _pack(record: logging.LogRecord) -> bytes:
+    """Encode a log record, with its traceback as text."""
     error = logging.Formatter().formatException(record.exc_info) if record.exc_info else record.exc_text
     traceback = "\n".join(text for text in (error, record.stack_info) if text)
     message, traceback, path = map(escaped, (record.getMessage(), traceback, record.pathname))

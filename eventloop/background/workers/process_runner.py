@@ -2,11 +2,11 @@
 
     bus.subscribe(my_module.draw, "image_logged", offload="process")
 
-A thread takes events out of the queue, encodes and sends them. At most `IN_FLIGHT` events are unacknowledged;
-the others stay in the queue, where the overflow policy applies. An event is acknowledged when its delivery
-has returned, and is then never sent again. If the worker dies, unacknowledged events are sent to the next
-worker. Delivery is *at least once*: a handler may see an event a second time after the death of the first
-worker. `restarts` describes what follows after some deaths.
+A thread removes events from the queue, encodes them and sends them. At most `IN_FLIGHT` events are
+unacknowledged; the others stay in the queue, where the overflow policy applies. An event is acknowledged when
+its delivery has returned, and is then not sent again. If the worker dies, unacknowledged events are sent to
+the next worker. Delivery is *at least once*: after the death of a worker a handler may receive an event a
+second time. The module `restarts` decides whether there is a next worker.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from eventloop.util.waiting import Latch
 
 logger = logging.getLogger("eventloop")
 BACKLOG_BYTES = 1 << 20
-"""The number of bytes waiting for room in the pipe from which no further event is encoded.
+"""The number of bytes that wait for room in the pipe above which no other event is encoded.
 
-So large images are sent one by one.
+So large images are encoded and sent one by one.
 """
 START_SECONDS = 120.0
-"""The seconds after which a worker that imports its handler is killed, unless it has computed in them."""
+"""The seconds after which a worker that is still importing its handler is killed if it used no CPU time."""
 _ACK_SLACK = 0.1
 """The longest time in seconds from the end of a delivery to its acknowledgement."""
-_CHECK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0  # the longest time for which the thread blocks at once
 
 
 def process_subscriber(
     name: str, fn: Callable[..., Any], options: SubscriberOptions, report: Report
 ) -> Subscriber:
-    """Return a subscriber whose worker process makes the batches and calls `on_flush` and `on_close`.
+    """Return a subscriber with a worker process, which receives batches and calls `on_flush` and `on_close`.
 
     Raises:
         TypeError: a worker could not import the handler.
@@ -72,13 +72,13 @@ def process_subscriber(
 
 
 class ProcessRunner(Runner):
-    """Deliver in a worker process, which a thread starts, feeds and supervises.
+    """Deliver in a worker process. A thread starts it, sends events to it and supervises it.
 
     Args:
-        subscriber: has the events.
-        target: the packed handler.
+        subscriber: the subscriber with the events.
+        target: the encoded handler and callbacks.
         most: the largest batch; 0 if events are sent one by one.
-        calls: those of "on_flush" and "on_close" that the worker has to call.
+        calls: the names of the callbacks, "on_flush" and "on_close", that the subscriber has.
     """
 
     runs_on = "process"
@@ -88,15 +88,16 @@ class ProcessRunner(Runner):
         super().__init__(subscriber.fn, 0, subscriber.account, subscriber.inbox)
         self.subscriber = subscriber
         self.worker: WorkerProcess | None = None
-        self.ready = Latch()  # set when the worker has imported its handler; events stay queued until then
+        self.ready = Latch()  # set when the worker has imported its handler; no event is sent before
         self.flights = Flights(subscriber.account, most)
         self.restarts = Restarts(subscriber, self.flights)
         self._sender, self._calls = Sender(subscriber, self.flights, target), calls
         self._killed = self._recording = self._close_sent = self._finished = False
-        self._awaited, self._acknowledged = "", 0  # both as the current worker says
-        self._since = 0.0  # when the worker's delivery or callback under way, or its start, began
-        self._start_cpu = 0.0  # the worker's CPU time when its start was last looked at
-        self._unflushed: deque[Flush] = deque()  # flushes that the worker was asked for and has not answered
+        # as the current worker says: ", waiting for X" or "", and the number of acknowledged events
+        self._awaited, self._acknowledged = "", 0
+        self._since = 0.0  # the begin of the worker's current delivery or callback, or of its start
+        self._start_cpu = 0.0  # the worker's CPU time when its start was last checked
+        self._unflushed: deque[Flush] = deque()  # flushes that the worker was asked for and has not made
         self._pipe = WakePipe()
         self.thread = BackgroundThread(target=self._run, name=f"eventloop {subscriber.name}", daemon=True)
 
@@ -107,7 +108,7 @@ class ProcessRunner(Runner):
         self.thread.start()
 
     def wake(self) -> None:
-        """Make the thread look at its queue; safe from any thread."""
+        """Wake the thread because its queue has events; safe from any thread."""
         self._pipe.wake()
 
     @property
@@ -117,7 +118,7 @@ class ProcessRunner(Runner):
 
     @property
     def calling(self) -> bool:
-        """Return whether the worker was sent a delivery, or asked for a callback, and has not answered."""
+        """Return whether the worker has a delivery, or a request for a callback, that is not completed."""
         return bool(self.flights.sent or self._unflushed or self._close_sent)
 
     def call(self) -> tuple[float, float, str]:
@@ -129,11 +130,11 @@ class ProcessRunner(Runner):
         return since, monotonic() - since, "" if self.flights.sent else callback
 
     def awaited(self) -> str:
-        """Return what the handler's deliveries wait for, as the worker says, else as the handler says."""
+        """Return ", waiting for X" if the worker, or else the handler here, says so; "" otherwise."""
         return self._awaited or super().awaited()
 
     def overdue(self, now: float, limit: float) -> bool:
-        """Return False: the runner's own thread finds hangs, as it never waits for the worker."""
+        """Return False, because the runner's own thread finds a worker that hangs."""
         return False
 
     def cpu_time(self) -> float:
@@ -142,22 +143,22 @@ class ProcessRunner(Runner):
         return 0.0 if worker is None else of_process(worker.pid)
 
     def in_flight(self) -> list[Event]:
-        """Return the events that the worker has not acknowledged, or its destination not accepted."""
+        """Return the events that the worker has not acknowledged, or its destination has not accepted."""
         return self.flights.all_events()
 
     def current(self) -> Delivery | None:
-        """Return the delivery that the worker has not finished."""
-        with suppress(IndexError):  # acknowledged in the meantime
+        """Return the oldest delivery that the worker has not completed; None without one."""
+        with suppress(IndexError):  # another thread has acknowledged it meanwhile
             if self.flights.sent:
                 return self.flights.as_delivered(self.flights.waiting[0])
         return None
 
     def unconfirmed(self) -> int:
-        """Return how many of the delivered events the destination has not accepted, as the worker says."""
+        """Return the number of delivered events that the worker's destination has not accepted yet."""
         return self.account.unconfirmed
 
     def kill(self) -> None:
-        """Kill the worker at the deadline of a close; unacknowledged events stay in the account as queued."""
+        """Kill the worker at the deadline of a close; unacknowledged events still count as queued."""
         self._killed = True
         worker = self.worker
         if worker is not None and not self.account.closed.is_set():
@@ -165,7 +166,7 @@ class ProcessRunner(Runner):
         self.wake()
 
     def release(self) -> None:
-        """End the worker and drop its events, because the thread that feeds it has ended."""
+        """End the worker and drop its events, because the runner's thread has ended."""
         try:
             if self.worker is not None:
                 self.worker.end()
@@ -179,7 +180,7 @@ class ProcessRunner(Runner):
         try:
             while not (self._finished or self._killed or self.account.ended_by == "stalled"):
                 self._turn()
-        except BaseException as error:  # must be reported, because emits and a close wait for this thread
+        except BaseException as error:  # of any kind, because emits and a close wait for this thread
             self._end(error)
         finally:
             self._end_worker()
@@ -189,11 +190,11 @@ class ProcessRunner(Runner):
             self._start_worker()
             return
         self._send(self.worker)
-        left = self._seconds_left()
-        patience = None if left == inf else max(0.0, min(_CHECK_SECONDS, left))
-        for message in self.worker.exchange(patience, self._pipe.fd):
+        remaining_seconds = self._seconds_left()
+        timeout = None if remaining_seconds == inf else max(0.0, min(_CHECK_SECONDS, remaining_seconds))
+        for message in self.worker.exchange(timeout, self._pipe.fd):
             self._receive(message)
-        if self._finished or self._killed:  # events of a worker that `kill` has ended stay queued
+        if self._finished or self._killed:  # events of a worker that `kill` has ended still count as queued
             return
         if self.worker.gone:
             self._replace(self.worker.end(END_SECONDS))
@@ -206,10 +207,10 @@ class ProcessRunner(Runner):
         if not ended_by:
             self.flights.resend_unconfirmed()
         if (ended_by or (subscriber.no_more and self.restarts.deaths)) and not subscriber.queued:
-            self._finished = True  # no new worker, which would have nothing to close
+            self._finished = True  # without a new worker, which would have no event and nothing to close
             return
-        if (left := self.restarts.start_at - monotonic()) > 0:
-            self._pipe.sleep(left)
+        if (pause := self.restarts.start_at - monotonic()) > 0:
+            self._pipe.sleep(pause)
             return
         self.ready.clear()
         self._recording = False
@@ -229,7 +230,7 @@ class ProcessRunner(Runner):
 
     def _send(self, worker: WorkerProcess) -> None:
         subscriber, flights, ready = self.subscriber, self.flights, not self.starting
-        ending = subscriber.no_more or bool(self.account.ended_by)  # before the queue is checked for events
+        ending = subscriber.no_more or bool(self.account.ended_by)  # read before the queue: no event follows
         if ready and self._recording != (subscriber.recorder is not None):
             self._recording = not self._recording
             worker.push(frame(Kind.RECORD, int(self._recording)))
@@ -250,8 +251,8 @@ class ProcessRunner(Runner):
             self._close_sent = True
 
     def forward_flush(self, flush: Flush) -> bool:
-        """Ask the worker to flush, or complete the flush here if it has nothing to do; return True."""
-        if self.worker is None or not (flush.calls or self._unflushed):  # no `on_flush`, no earlier flush
+        """Ask the worker to flush, or complete the flush here if the worker has no callback; return True."""
+        if self.worker is None or not (flush.calls or self._unflushed):  # flushes are completed in order
             flush.made.set()
         else:
             self._push(frame(Kind.FLUSH))
@@ -307,17 +308,16 @@ class ProcessRunner(Runner):
         self.subscriber.room.ring()
 
     def _count_failed(self, error: BaseException, seconds: float) -> None:
-        subscriber, flight = self.subscriber, self.flights.waiting[0]
-        item, count = self.flights.as_delivered(flight), len(flight)
+        subscriber, delivery = self.subscriber, self.flights.waiting[0]
+        item, count = self.flights.as_delivered(delivery), len(delivery)
         if subscriber.recorder is not None:
             subscriber.record(subscriber.recorder, item, perf_counter() - seconds, seconds)
         self._acknowledged += count
         self._acknowledge(count)
         self.account.end_calls(1, seconds, count, error)
-        if subscriber.options.on_error == "disable" and not bad_events(
-            error, count
-        ):  # the worker stopped, too
-            self._drop_flights()  # first, so that a thread that waits for the end finds them counted
+        only_unencodable = bool(bad_events(error, count))
+        if subscriber.options.on_error == "disable" and not only_unencodable:  # the worker has stopped too
+            self._drop_flights()  # before `fail`, so that a thread that waits for the end finds them counted
         subscriber.fail(error, item, seconds)
         subscriber.room.ring()
 
@@ -342,7 +342,7 @@ class ProcessRunner(Runner):
         return self._since + limit - monotonic()
 
     def _still_starts(self) -> bool:
-        """Give a worker that is not ready in time as long again if it has computed; return whether it has."""
+        """Return whether a worker that is not ready in time has used CPU time; give it as long again then."""
         if not self.starting:
             return False
         before, self._start_cpu = self._start_cpu, self.cpu_time()
@@ -353,21 +353,21 @@ class ProcessRunner(Runner):
 
     def _end_hung_worker(self, worker: WorkerProcess) -> None:
         worker.end()
-        limit, took = self.subscriber.options.stall_timeout, monotonic() - self._since
+        limit, seconds = self.subscriber.options.stall_timeout, monotonic() - self._since
         if self.starting:
             self._replace(f"it got nowhere in its start for {START_SECONDS:g} s")
         elif not self.flights.sent:
             self._replace(
                 f"it spent more than {limit:g} s on {'on_close' if self._close_sent else 'on_flush'}"
             )
-        elif self.restarts.stall(took):
+        elif self.restarts.stall(seconds):
             self.subscriber.room.ring()
             self._replace("killed for stalling")
         else:
-            self._finished = True  # set here too, because a cancelled subscriber was given up before
+            self._finished = True
 
     def _replace(self, how: str) -> None:
-        """Handle the death of the worker: end the subscriber, or let the next turn start another worker."""
+        """End the subscriber because the worker has ended, `how` in words, or let another worker start."""
         self.worker = None
         if self._unflushed:
             self._report_death(how, "on_flush")
@@ -376,7 +376,7 @@ class ProcessRunner(Runner):
         if self._close_sent and not self.flights.waiting:
             self._report_death(how, "on_close")
             self._finished = True
-        elif self.account.ended_by:  # the rest is not wanted
+        elif self.account.ended_by:  # a subscriber that has ended needs no other worker
             self._drop_flights()
             self._finished = True
         else:
@@ -384,12 +384,12 @@ class ProcessRunner(Runner):
             self.subscriber.room.ring()
 
     def _report_death(self, how: str, what: str) -> None:
-        """Report that the worker died during a callback, if the worker was given this callback."""
+        """Report that the worker died in the callback `what`, if the subscriber has this callback."""
         if what in self._calls:
             self.subscriber.fail_callback(ChildProcessError(f"its worker process died: {how}"), what)
 
     def _end(self, error: BaseException) -> None:
-        """End the subscriber because of an error, for any value of `on_error`."""
+        """End the subscriber because of an error of its runner, whatever its `on_error`."""
         try:
             self.restarts.end(error, None)
         finally:

@@ -1,13 +1,14 @@
 """Encode the messages between a subscriber and its worker process.
 
-They are frames of kind, number, length and body over two pipes (`eventloop.processes.channel`). The worker
-receives `SETUP`, then `BEGIN`, events (a `TYPE` ahead of the first of each class), `FLUSH`, and `CLOSE`. It
-answers `READY` or `REFUSED`, then `DONE` and `FAILED`, which acknowledge events in the order they were sent,
-`FLUSHED` and `CLOSED`. In between it sends `LOG`, a log record (`eventloop.background.workers.log_records`).
+A message is a frame of kind, number, length and body in one of two pipes (`eventloop.processes.channel`). The
+worker receives `SETUP`, then `BEGIN`, then events (`TYPE` before the first event of each class), `FLUSH` and
+`CLOSE`. It answers `READY` or `REFUSED`, then `DONE` and `FAILED`, which acknowledge events in the order in
+which they were sent, `FLUSHED` and `CLOSED`. It may send `LOG`, a log record, at any time
+(`eventloop.background.workers.log_records`).
 
-Events are msgpack; an event that msgpack would change (a numpy number, a tuple in an `Any`) is pickled. For
-an event class that a worker cannot import, because the program itself defines it, the worker makes a class
-that looks like it.
+Events are encoded as msgpack. An event that msgpack would change, such as a numpy number or a tuple in a
+field of type `Any`, is pickled. A worker cannot import an event class that the main program defines; it
+defines a similar class instead, a likeness.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ from eventloop.util.text import error_text
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The first message to a worker: module path, packed handler, whether an error stops it, log level."""
+    """The first message to a worker."""
 
     path: list[bytes]
     """The entries of `sys.path` as bytes, because a folder's name need not be UTF-8."""
     target: bytes
+    """The encoded handler and callbacks."""
     stop_on_error: bool
+    """Whether the worker makes no more deliveries after an error of the handler."""
     log_level: int
     """The level below which the worker does not send log records."""
 
@@ -53,18 +56,20 @@ class Progress(msgspec.Struct, frozen=True):
     `perf_counter` is the same clock for all processes of a POSIX system.
     """
     untaken: int = 0
-    """How many of the last events the destination has not taken, as `eventloop.util.functions.untaken_by`."""
+    """The number of the last events that the destination has not accepted (`util.functions.untaken_by`)."""
     awaited: str = ""
-    """What its deliveries wait for, as `eventloop.util.functions.awaited_by` returns it."""
+    """The object that deliveries wait for, as ", waiting for X" (`util.functions.awaited_by`)."""
 
 
 class Failure(msgspec.Struct, frozen=True):
     """An encoded exception of a worker."""
 
     text: str
+    """The type and message of the exception, for a process that cannot decode `pickled`."""
     traceback: str
     pickled: bytes
     seconds: float = 0.0
+    """The seconds of the delivery that raised the exception."""
 
 
 class WorkerTraceback(Exception):
@@ -83,9 +88,10 @@ class _Type(msgspec.Struct, frozen=True):
     module: str
     name: str
     like: str = ""
-    """The name of a class that the program itself defines; "" for classes that a worker can import.
+    """The name of a class that the main program defines; "" for a class that a worker can import.
 
-    The worker then defines a class with these fields, derived from the nearest base class it can import.
+    In the first case `module` and `name` are those of the nearest base class that the worker can import, and
+    the worker defines a class with these fields, derived from it.
     """
     fields: tuple[str, ...] = ()
 
@@ -99,19 +105,23 @@ class EventEncoder:
         self._likenesses: dict[type[Event], int] = {}
 
     def encode(self, event: Event, into: list[bytes]) -> None:
-        """Append the frames of an event to `into`."""
+        """Append the frames of an event to the list `into`.
+
+        Raises:
+            Unencodable: the event can be neither encoded nor pickled.
+        """
         try:
             self._encode(event, into)
-        except BaseException as error:  # a SystemExit in a value's `__reduce__` is the event's fault alone
+        except BaseException as error:  # also a SystemExit that a value's `__reduce__` raises
             raise Unencodable([why_not(event, error, _pickled)], of=1) from error
 
     def _encode(self, event: Event, into: list[bytes]) -> None:
-        kind = type(event)
-        if kind not in self._announced:
-            self._announce(kind, into)
-        likeness = self._likenesses.get(kind)
+        event_type = type(event)
+        if event_type not in self._announced:
+            self._announce(event_type, into)
+        likeness = self._likenesses.get(event_type)
         if likeness is not None:
-            fields = {name: getattr(event, name) for name in kind.__struct_fields__}
+            fields = {name: getattr(event, name) for name in event_type.__struct_fields__}
             into.append(frame(Kind.LIKENESS, likeness, _pickled(fields)))
             return
         try:
@@ -119,19 +129,17 @@ class EventEncoder:
         except Exception:
             into.append(frame(Kind.PICKLED, 0, _pickled(event)))
 
-    def _announce(self, kind: type[Event], into: list[bytes]) -> None:
-        described = _describe(kind)
+    def _announce(self, event_type: type[Event], into: list[bytes]) -> None:
+        """Append a `TYPE` frame, from which the worker imports or defines an event class."""
+        described = _describe(event_type)
+        self._announced.add(event_type)
         if described.like:
-            self._likenesses[kind] = len(self._likenesses)
+            self._likenesses[event_type] = len(self._likenesses)
         else:
             try:
-                self._frames.add(kind)
-            except (
-                Exception
-            ):  # msgpack does not support a field, or its type is not found: events are pickled
-                self._announced.add(kind)
+                self._frames.add(event_type)
+            except Exception:  # msgpack does not support a field's type, so the events are pickled
                 return
-        self._announced.add(kind)
         into.append(frame(Kind.TYPE, 0, msgspec.msgpack.encode(described)))
 
 
@@ -143,7 +151,7 @@ class EventDecoder:
         self._likenesses: list[type[Event]] = []
 
     def learn(self, message: Frame) -> None:
-        """Import or define the class that a `TYPE` message describes; errors of the import are raised."""
+        """Import or define the class that a `TYPE` message describes; raise the errors of the import."""
         described = msgspec.msgpack.decode(message.body, type=_Type)
         if described.like:
             self._likenesses.append(_likeness(described))
@@ -165,11 +173,11 @@ class EventDecoder:
 
 def pack_times(events: list[Any]) -> bytes:
     """Encode the times of `Stamped` events as the body of their `BATCH` message."""
-    return msgspec.msgpack.encode([each.time for each in timed(events)])
+    return msgspec.msgpack.encode([event.time for event in timed(events)])
 
 
 def with_times(events: list[Event], body: bytes) -> list[Timed]:
-    """Return a batch as `Timed` events; `body` is that of its `BATCH` message, made by `pack_times`."""
+    """Return events with their times, which `pack_times` has encoded as the `body` of a `BATCH` message."""
     return [*map(Timed, msgspec.msgpack.decode(body, type=list[float]), events)]
 
 
@@ -181,25 +189,33 @@ class _Pickler(pickle.Pickler):
 
 
 def _pickled(value: object) -> bytes:
-    """Pickle a value for a worker; refuse objects defined by the main program, which it cannot import."""
+    """Pickle a value for a worker, which can import no function or class of the main program.
+
+    Raises:
+        PicklingError: the value contains such an object.
+    """
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
 
 
-def _describe(kind: type[Event]) -> _Type:
-    if not why_not_importable(kind):
-        return _Type(kind.__module__, kind.__qualname__)
-    base = next(base for base in kind.__mro__[1:] if not why_not_importable(base))
-    return _Type(base.__module__, base.__qualname__, kind.__name__, kind.__struct_fields__)
+def _describe(event_type: type[Event]) -> _Type:
+    """Return the description of an event class for a worker."""
+    if not why_not_importable(event_type):
+        return _Type(event_type.__module__, event_type.__qualname__)
+    base = next(base for base in event_type.__mro__[1:] if not why_not_importable(base))
+    return _Type(base.__module__, base.__qualname__, event_type.__name__, event_type.__struct_fields__)
 
 
 def _likeness(described: _Type) -> type[Event]:
+    """Define a class like an event class of the main program, from its description."""
     base: type[Event] = find(described.module, described.name)
-    own = [(name, Any) for name in described.fields if name not in base.__struct_fields__]
-    made = msgspec.defstruct(described.like, own, bases=(base,), frozen=True, gc=False, kw_only=True)
-    like: type[Event] = made  # type: ignore[assignment]
-    return like
+    own_fields = [(name, Any) for name in described.fields if name not in base.__struct_fields__]
+    defined = msgspec.defstruct(
+        described.like, own_fields, bases=(base,), frozen=True, gc=False, kw_only=True
+    )
+    likeness: type[Event] = defined  # type: ignore[assignment]
+    return likeness
 
 
 # --- exceptions --------------------------------------------------------------------------------------------
@@ -208,17 +224,17 @@ def _likeness(described: _Type) -> type[Event]:
 def pack_error(error: BaseException, seconds: float = 0.0) -> bytes:
     """Encode an exception as the body of a message."""
     pickled = b""
-    with suppress(Exception):  # many do not pickle, or do not come back
+    with suppress(Exception):  # many exceptions cannot be pickled, or their pickles cannot be loaded
         candidate = pickle.dumps(error)
         pickle.loads(candidate)
         pickled = candidate
     text = "".join(traceback.format_exception(error)).rstrip()
-    message = escaped(error_text(error))  # it may name a file whose path is not UTF-8
+    message = escaped(error_text(error))  # the message may contain a path that is not UTF-8
     return msgspec.msgpack.encode(Failure(message, escaped(text), pickled, seconds))
 
 
 def unpack_error(body: bytes) -> tuple[BaseException, float]:
-    """Return the exception, caused by a `WorkerTraceback`, and the seconds of its delivery."""
+    """Return a worker's exception, with a `WorkerTraceback` as its cause, and the seconds of its delivery."""
     failure = msgspec.msgpack.decode(body, type=Failure)
     error: object = None
     with suppress(Exception):  # this process may be unable to import the exception's module

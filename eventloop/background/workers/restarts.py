@@ -1,9 +1,9 @@
-"""Decide what follows when a worker process dies or hangs: a restart, or the end of its subscriber.
+"""Decide whether a subscriber continues with another worker process after a worker has died or hung.
 
-After a death, events are sent again one delivery at a time, to find the delivery that kills the worker. When
-`DEATHS_IN_A_ROW` workers have died without an acknowledgement, the first delivery has failed, and `on_error`
-decides whether the subscriber continues. After `DEATHS` deaths the subscriber is disabled: its unacknowledged
-events count as failed, its queued ones as dropped.
+After a death, events are sent again one delivery at a time, to find the delivery that kills the worker. If
+`DEATHS_IN_A_ROW` workers have died without an acknowledgement, the first delivery counts as failed, and
+`on_error` decides whether the subscriber continues. After `DEATHS` deaths the subscriber ends: its
+unacknowledged events count as failed, and its queued events as dropped.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ logger = logging.getLogger("eventloop")
 DEATHS_IN_A_ROW = 3
 DEATHS = 20
 RESTART_SECONDS = 0.1
-"""The pause before the second restart in a row, doubled for each further one; the first has no pause."""
+"""The seconds before the second restart in a row, doubled for each later one; the first has no pause."""
 
 
 class Restarts:
-    """The deaths of one subscriber's workers, and what becomes of the events that they had."""
+    """The deaths of one subscriber's workers, which decide how it continues with their events."""
 
     def __init__(self, subscriber: Subscriber, flights: Flights) -> None:
         self.deaths = 0
+        """The number of workers that have died."""
         self.in_a_row = 0
+        """The number of workers that have died since the last acknowledgement."""
         self.start_at = 0.0
-        """The `monotonic` time of the next start."""
+        """The `monotonic` time before which no other worker is started."""
         self._subscriber, self._flights = subscriber, flights
 
     def stall(self, seconds: float) -> bool:
-        """Count the delivery for which a worker was killed as failed; return whether the subscriber goes on.
+        """Count the delivery in which a worker hung as failed; return whether the subscriber continues.
 
         Args:
-            seconds: how long the worker was in this delivery.
+            seconds: the time that the worker spent in this delivery.
         """
         subscriber, account, flights = self._subscriber, self._subscriber.account, self._flights
         delivery = flights.waiting[0]
@@ -64,11 +66,11 @@ class Restarts:
         return False
 
     def die(self, how: str, *, ready: bool) -> bool:
-        """Handle the death of a worker: resend its events, or give up; return whether the subscriber goes on.
+        """Count the death of a worker; return whether the subscriber continues with another one.
 
         Args:
-            how: how the worker ended, for the message.
-            ready: whether it had imported its handler.
+            how: the way in which the worker ended, for the message.
+            ready: whether the worker had imported its handler.
         """
         self.deaths += 1
         self.in_a_row += 1
@@ -87,46 +89,56 @@ class Restarts:
         return True
 
     def _give_up_delivery(self, how: str, *, ready: bool) -> bool:
-        """Count the first unacknowledged delivery, which the workers were handling when they died, as failed.
+        """Count the first unacknowledged delivery, in which the workers died, as failed.
 
         The subscriber continues only if `on_error` does not disable it and fewer than `DEATHS` workers have
-        died. Otherwise all unacknowledged deliveries have failed, and the subscriber ends.
+        died. Otherwise all unacknowledged deliveries count as failed, and the subscriber ends.
 
         Args:
-            how: how the last worker ended, for the message.
-            ready: whether it had imported its handler.
+            how: the way in which the last worker ended, for the message.
+            ready: whether this worker had imported its handler.
+
+        Returns:
+            whether the subscriber continues.
         """
         subscriber, account, flights = self._subscriber, self._subscriber.account, self._flights
         first = flights.waiting[0] if ready and flights.sent else None
-        last = subscriber.options.on_error == "disable" or self.deaths >= DEATHS or first is None
-        under_way = flights.waiting if last else [first or []]
-        lost = [event for delivery in under_way for event in delivery]
-        waiting = subscriber.queued - len(lost) if last else 0  # still queued; `end` drops them
+        ends = subscriber.options.on_error == "disable" or self.deaths >= DEATHS or first is None
+        failed_deliveries = flights.waiting if ends else [first or []]
+        failed = [event for delivery in failed_deliveries for event in delivery]
+        queued = subscriber.queued - len(failed) if ends else 0  # `end` drops these
         times = f"{self.in_a_row} times in a row" if self.in_a_row > 1 else f"{self.deaths} times"
-        over = f" over {_describe(first[0])}" if first else "" if ready else " before it was ready"
+        occasion = "" if ready else " before it was ready"
+        if first:
+            occasion = f" over {_describe(first[0])}"
         error = ChildProcessError(
-            f"its worker process died {times}{over} (the last: {how}); {len(lost) + waiting} events lost"
+            f"its worker process died {times}{occasion} (the last: {how}); {len(failed) + queued} events lost"
         )
         with account.lock:
-            account.failed += len(lost)
-            account.in_flight -= len(lost)
+            account.failed += len(failed)
+            account.in_flight -= len(failed)
         self.in_a_row = 0
-        flights.suspects = flights.events - len(lost)
-        item = flights.as_delivered(lost)
-        if last:
+        flights.suspects = flights.events - len(failed)
+        item = flights.as_delivered(failed)
+        if ends:
             flights.clear()
             self.end(error, item)
         else:
             flights.waiting.popleft()
             subscriber.fail(error, item)
-        return not last
+        return not ends
 
     def end(self, error: BaseException, item: Delivery | None) -> None:
-        """End the subscriber because of an error, for any value of `on_error`."""
+        """End the subscriber because of an error, whatever its `on_error`; count its events as dropped.
+
+        Args:
+            error: the error.
+            item: the event or batch of the failed delivery, for the report; None without one.
+        """
         subscriber = self._subscriber
         subscriber.account.last_error = error_text(error)
-        self._flights.drop()  # first: a thread that waits for the end finds them counted
-        try:  # a handler of the log may raise, too
+        self._flights.drop()  # first, so that a thread that waits for the end finds the events counted
+        try:  # a logging handler may raise an error too
             logger.error("background subscriber %s failed and is disabled", subscriber.name, exc_info=error)
             subscriber.report(error, item, 0.0)
         finally:
@@ -134,6 +146,7 @@ class Restarts:
 
 
 def _describe(item: Queued) -> str:
+    """Return the name of an event, with its iteration if it has one, for a message."""
     event = unstamped(item)
     iteration = getattr(event, "iter", None)
     return event_name(type(event)) + ("" if iteration is None else f" of iteration {iteration}")

@@ -26,24 +26,24 @@ class Sender:
     """Send deliveries to the current worker of a subscriber.
 
     Args:
-        subscriber: has the events.
+        subscriber: the subscriber with the events.
         flights: the deliveries that are not acknowledged.
-        target: the packed handler.
+        target: the encoded handler and callbacks.
     """
 
     def __init__(self, subscriber: Subscriber, flights: Flights, target: bytes) -> None:
         self._subscriber, self._flights, self._target = subscriber, flights, target
         self._owner = owner_of(subscriber.fn)
-        self._home = Home.here()  # every worker starts here, even if the program has changed directory
+        self._home = Home.here()  # later workers start in the same directory, even if the program changes it
         self._limit = 1 if subscriber.options.overflow == "latest" else IN_FLIGHT
         self._encoder = EventEncoder()
         self._begun = False
 
     def start_worker(self) -> WorkerProcess:
-        """Start a worker process that imports the handler.
+        """Start a worker process, and send it the handler to import.
 
         Raises:
-            OSError: it could not be started.
+            OSError: the process cannot be started.
         """
         self._begun, self._encoder = False, EventEncoder()
         worker = WorkerProcess(self._home)
@@ -54,15 +54,15 @@ class Sender:
         return worker
 
     def has_next(self) -> bool:
-        """Return whether there is a delivery to send; take one out of the queue if needed."""
+        """Return whether there is a delivery to send; remove one from the queue if there is room for it."""
         flights = self._flights
         if flights.unsent:
             return True
         room = self._limit - flights.events
-        flight = self._subscriber.inbox.pop(min(room, flights.most or 1)) if room > 0 else []
-        if flight:
-            flights.waiting.append(flight)
-        return bool(flight)
+        delivery = self._subscriber.inbox.pop(min(room, flights.most or 1)) if room > 0 else []
+        if delivery:
+            flights.waiting.append(delivery)
+        return bool(delivery)
 
     def next_frames(self, deaths: int) -> list[bytes]:
         """Return the messages of the next delivery, whose events that cannot be encoded have failed.

@@ -1,4 +1,4 @@
-"""Wake a thread that waits in `poll`, from any thread."""
+"""Wake a thread that waits in the system call `poll`, from any thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 
 class WakePipe:
-    """A pipe whose end `fd` can be read once the other end was written to."""
+    """A pipe whose end `fd` becomes readable, which ends a `poll`, when a thread calls `wake`."""
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe()
@@ -17,13 +17,13 @@ class WakePipe:
         self._lock = threading.Lock()
 
     def wake(self) -> None:
-        """Make `fd` readable; safe from any thread, also after `close`."""
-        with self._lock, suppress(BlockingIOError):  # a full pipe wakes the thread, too
+        """Make `fd` readable; do nothing after `close`. Any thread may call this."""
+        with self._lock, suppress(BlockingIOError):  # a full pipe is readable already
             if self._write_fd >= 0:
                 os.write(self._write_fd, b"\0")
 
     def sleep(self, seconds: float) -> None:
-        """Wait until another thread wakes this one, or the seconds have passed."""
+        """Wait until another thread calls `wake`, at most this number of seconds."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         if poll.poll(seconds * 1e3):

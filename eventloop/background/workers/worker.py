@@ -1,13 +1,14 @@
 """Run as the worker process of a subscriber with `offload="process"`.
 
 `eventloop.processes.child` starts it. It imports the handler and nothing else of the program, and torch only
-if the handler does. Commands come on standard input, which is empty for the handler; the handler's prints go
-to the program's standard output, and its records of the logger "eventloop" to the program's logger. The
-process ends at a `CLOSE` command, when the pipe of commands ends, or when the program is gone, even if
-another process holds the pipe.
+if the handler imports it. Commands come on standard input; the handler itself finds an empty standard input.
+The handler's prints go to the program's standard output, and its records of the logger "eventloop" to the
+program's logger. The process ends at a `CLOSE` command, at the end of the pipe with the commands, or when the
+program has ended, even if another process has the pipe open.
 
-The worker has the priority of the program, because a flush, a close and the end of a run wait for it: with a
-lower one it gets 5 to 10 % of a processor on a busy machine, and an ordinary user may not raise it again.
+The worker has the scheduling priority of the program, because a flush, a close and the end of a run wait for
+it. With a lower priority it would get 5 to 10 % of a processor on a busy machine, and an ordinary user may
+not raise the priority again.
 """
 
 from __future__ import annotations
@@ -47,23 +48,24 @@ ORPHAN_SECONDS = 10.0
 def main() -> None:
     """Run the worker process: deliver the events that arrive on standard input.
 
-    The arguments are the file descriptor for answers and the program's process id.
+    The command-line arguments are the file descriptor for answers and the program's process id.
     """
-    # Ctrl-C and a job scheduler's signals reach the whole group; only the program ends this process
+    # Ctrl-C and a job scheduler's signals reach all processes of the group, but only the program ends this
+    # one
     for signum in END_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
     answers, program = (int(argument) for argument in sys.argv[1:])
     os.set_inheritable(answers, False)
     commands = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    os.close(devnull)
     with suppress(AttributeError):
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a kill takes no line with it
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a kill then loses no whole line
     with suppress(BrokenPipeError):  # the program has ended
         Worker(commands, answers, program).run()
-    skip_collections()  # a close waits for the exit
+    skip_collections()  # for a fast exit, because a close waits for it
 
 
 class Worker:
@@ -87,16 +89,16 @@ class Worker:
         self._begin: Frame | None = None  # the BEGIN message, handled at the first event
 
     def run(self) -> None:
-        """Execute commands until the end; a handler that cannot be imported ends the worker at once."""
+        """Execute commands until the end; if the handler cannot be imported, end at once."""
         with LogForwarder(self._send_log):
-            last = self._serve()
-        # the program reads nothing after its last answer, so what is logged from here on is printed
-        self._acks.send(last)
+            last_answer = self._serve()
+        # not within the block, because the program receives no log records after the last answer
+        self._acks.send(last_answer)
 
     def _serve(self) -> bytes:
         """Execute commands until the end, and return the last answer, which may be empty."""
-        if (refused := self._set_up()) is not None:
-            return refused
+        if (refusal := self._set_up()) is not None:
+            return refusal
         threading.Thread(target=self._acks.watch, name="eventloop acks", daemon=True).start()
         while (message := self._next()) is not None and message.kind != Kind.CLOSE:
             self._handle(message)
@@ -104,7 +106,7 @@ class Worker:
         return frame(Kind.CLOSED, 0, closed)
 
     def _set_up(self) -> bytes | None:
-        """Import the handler; return the last answer if the worker cannot begin, else None."""
+        """Import the handler; if that fails, return the answer with which the worker ends, else None."""
         message = self._next()
         if message is None:
             return b""
@@ -121,6 +123,7 @@ class Worker:
         return None
 
     def _handle(self, message: Frame) -> None:
+        """Execute one command."""
         match message.kind:
             case Kind.BEGIN:
                 self._begin = message
@@ -137,6 +140,7 @@ class Worker:
                 self._acks.send(frame(Kind.FLUSHED, 0, flushed))
 
     def _events(self, count: int) -> list[Frame]:
+        """Return the messages of the next `count` events; fewer if the commands end before."""
         events: list[Frame] = []
         while len(events) < count and (message := self._next()) is not None:
             if message.kind == Kind.TYPE:
@@ -146,17 +150,23 @@ class Worker:
         return events
 
     def _deliver(self, messages: list[Frame], *, batch: bool = False, times: bytes = b"") -> None:
+        """Call the handler with the events of some messages, and acknowledge them.
+
+        Args:
+            batch: whether the handler receives a list.
+            times: the encoded times of the events, b"" without times.
+        """
         if self._stopped:
             return
         began = perf_counter()
         try:
             events = [self._decoder.decode(message) for message in messages]
             if self._begin is not None:
-                self._send_begin(self._begin, events[0])
+                self._pass_facts(self._begin, events[0])
                 self._begin = None
             batched = with_times(events, times) if times else events
             self._target.fn(batched if batch else events[0])
-        except BaseException as error:  # a SystemExit in a handler ends nothing else
+        except BaseException as error:  # also a SystemExit, which must not end the worker
             seconds = perf_counter() - began
             self._acks.set_unconfirmed(untaken_by(self._target.fn))
             self._acks.send(
@@ -167,7 +177,8 @@ class Worker:
             self._acks.set_unconfirmed(untaken_by(self._target.fn))
             self._acks.done(len(messages), began, perf_counter() - began, awaited_by(self._target.fn))
 
-    def _send_begin(self, message: Frame, first: Event) -> None:
+    def _pass_facts(self, message: Frame, first: Event) -> None:
+        """Pass the facts in a `BEGIN` message to the object of the handler, if it is `Remade`."""
         owner = owner_of(self._target.fn)
         if owner is not None:
             import pickle
@@ -188,7 +199,7 @@ class Worker:
         return b""
 
     def _next(self) -> Frame | None:
-        """Return the next command, or None at the end; acknowledge finished deliveries before waiting."""
+        """Return the next command, or None at the end; before a wait, acknowledge the finished deliveries."""
         while not self._frames:
             if not _readable(self._commands, 0.0):
                 self._acks.acknowledge()
@@ -201,26 +212,31 @@ class Worker:
         return self._frames.popleft()
 
     def _send_log(self, record: bytes) -> None:
-        """Send a log record; raise an `OSError` if the program is gone, or this is a fork of the worker."""
+        """Send a log record to the program.
+
+        Raises:
+            OSError: the program has ended, or this process is a fork of the worker.
+        """
         if self._orphaned():
             raise BrokenPipeError
         self._acks.send(frame(Kind.LOG, 0, record))
 
     def _orphaned(self) -> bool:
+        """Return whether the program has ended, so that this process has another parent."""
         return os.getppid() != self._program
 
 
 class _Acks:
     """Send acknowledgements and other messages from the worker to the program.
 
-    Several deliveries are acknowledged at a time, because each message wakes the program. An acknowledgement
-    does not wait for the end of the next delivery, which may hang.
+    Several deliveries are acknowledged at a time, because each message wakes the program. A thread sends the
+    acknowledgements in time even if the next delivery hangs.
     """
 
     def __init__(self, fd: int, orphaned: Callable[[], bool]) -> None:
         self._fd = fd
         self._orphaned = orphaned
-        self._lock = threading.RLock()  # a finalizer that runs in `_acknowledge` may log
+        self._lock = threading.RLock()  # reentrant, because a finalizer that runs in `_acknowledge` may log
         self._news = threading.Event()
         self._finished = self._acknowledged = 0  # events of finished and of acknowledged deliveries
         self._untaken = self._untaken_acknowledged = 0
@@ -230,7 +246,11 @@ class _Acks:
         self._spans: list[tuple[float, float]] = []
 
     def done(self, count: int, began: float, seconds: float, awaited: str) -> None:
-        """Note that a delivery of `count` events succeeded, and what the next one may wait for."""
+        """Record a delivery of `count` events that has succeeded.
+
+        Args:
+            awaited: ", waiting for X" if deliveries wait for X, else "".
+        """
         with self._lock:
             self._awaited = awaited
             self._finished += count
@@ -240,7 +260,7 @@ class _Acks:
         self._news.set()
 
     def set_unconfirmed(self, count: int) -> None:
-        """Set how many of the last events the destination has not taken yet."""
+        """Set the number of the last events that the destination has not accepted yet."""
         with self._lock:
             self._untaken = count
 
@@ -250,7 +270,11 @@ class _Acks:
             self._acknowledge()
 
     def send(self, message: bytes, failed: int = 0) -> None:
-        """Send a message, after acknowledging the finished deliveries."""
+        """Acknowledge the finished deliveries, and send a message.
+
+        Args:
+            failed: the number of events that the message itself acknowledges, as failed.
+        """
         with self._lock:
             self._acknowledge()
             _write_all(self._fd, message)
@@ -273,6 +297,7 @@ class _Acks:
                 os._exit(1)
 
     def _acknowledge(self) -> None:
+        """Send an acknowledgement if there is news since the last one; the caller holds the lock."""
         if (self._acknowledged, self._untaken_acknowledged) != (self._finished, self._untaken):
             self._acknowledged, self._untaken_acknowledged = self._finished, self._untaken
             progress = Progress(self._durations, self._spans, self._untaken, self._awaited)
@@ -292,7 +317,7 @@ def _readable(fd: int, seconds: float) -> bool:
 
 
 def _limit_torch_threads() -> None:
-    """Limit torch to one thread; its default is one for each processor, which the training needs."""
+    """Limit torch, if it is imported, to one thread; its default would use all processors of the training."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
