@@ -121,6 +121,18 @@ class Registry:
     get = find
     """The name of `find` in MMEngine."""
 
+    def holds(self, name: str, part: object) -> bool:
+        """Return whether an object is of the class with a name, without importing that class.
+
+        The class of an object that exists is imported already.
+        """
+        if (registered := self._classes.get(name)) is not None:
+            return isinstance(part, registered)
+        package = f"{self._package}."
+        return any(
+            base.__name__ == name and base.__module__.startswith(package) for base in type(part).__mro__
+        )
+
     def known(self, name: str) -> type | None:
         """Return the class of a name that is registered or eventloop's own; search no installed packages."""
         return self._classes.get(name) or self._own(name)

@@ -3,25 +3,13 @@
 Start with `hook`, the base class; `iter_timer` is a short example. Hooks may import every package of the
 engine except `cli`. They never import `eventloop.writers`, and of the engine only `cli` imports them.
 
-A trainer finds its default hooks here, which are imported with this package. The modules of all others are
-imported with the first use of their names, which saves a short run 20 ms.
+A hook's module is imported with the first use of its name. So a run imports those that it has, and
+not the checkpoint store if it saves none.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from eventloop.hooks.checkpoint import CheckpointHook
-from eventloop.hooks.costs import CostsHook
-from eventloop.hooks.garbage_collection import GarbageCollectionHook
-from eventloop.hooks.hook import Hook, on
-from eventloop.hooks.iter_timer import IterTimerHook
-from eventloop.hooks.logger import LoggerHook
-from eventloop.hooks.optimizer import OptimizerHook
-from eventloop.hooks.param_scheduler import ParamSchedulerHook
-from eventloop.hooks.preemption import PreemptionHook
-from eventloop.hooks.runtime_info import RuntimeInfoHook
-from eventloop.hooks.sampler_seed import DistSamplerSeedHook
-from eventloop.hooks.trace import TraceHook
 from eventloop.migration.names import explain_absent
 
 if TYPE_CHECKING:
@@ -30,11 +18,17 @@ if TYPE_CHECKING:
     from eventloop.hooks.async_validation import AsyncValidationHook
     from eventloop.hooks.callback import CallbackHook, ClosureHook
     from eventloop.hooks.check_invalid_loss import CheckInvalidLossHook
+    from eventloop.hooks.checkpoint import CheckpointHook
+    from eventloop.hooks.costs import CostsHook
     from eventloop.hooks.early_stopping import EarlyStoppingHook
     from eventloop.hooks.ema import EMAHook
     from eventloop.hooks.empty_cache import EmptyCacheHook
+    from eventloop.hooks.garbage_collection import GarbageCollectionHook
     from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
+    from eventloop.hooks.hook import Hook, on
+    from eventloop.hooks.iter_timer import IterTimerHook
     from eventloop.hooks.iteration_timer import IterationTimer
+    from eventloop.hooks.logger import LoggerHook
     from eventloop.hooks.lr_policies import (
         CosineAnnealingLrUpdaterHook,
         CosineRestartLrUpdaterHook,
@@ -60,13 +54,19 @@ if TYPE_CHECKING:
         StepMomentumUpdaterHook,
     )
     from eventloop.hooks.one_rank import on_rank
+    from eventloop.hooks.optimizer import OptimizerHook
+    from eventloop.hooks.param_scheduler import ParamSchedulerHook
     from eventloop.hooks.periodic_writer import PeriodicWriter
     from eventloop.hooks.pet_timer import TestHook
     from eventloop.hooks.precise_bn import PreciseBN
+    from eventloop.hooks.preemption import PreemptionHook
     from eventloop.hooks.profiler import ProfilerHook
     from eventloop.hooks.rollback import RollbackHook
+    from eventloop.hooks.runtime_info import RuntimeInfoHook
+    from eventloop.hooks.sampler_seed import DistSamplerSeedHook
     from eventloop.hooks.sync_buffers import SyncBuffersHook
     from eventloop.hooks.throughput import ThroughputHook
+    from eventloop.hooks.trace import TraceHook
     from eventloop.hooks.visualization import VisualizationHook
     from eventloop.model.averages import (
         BaseAveragedModel,
@@ -147,12 +147,15 @@ _ON_FIRST_USE = {
     "BaseAveragedModel": "eventloop.model.averages",
     "CallbackHook": ".callback",
     "CheckInvalidLossHook": ".check_invalid_loss",
+    "CheckpointHook": ".checkpoint",
     "ClosureHook": ".callback",
     "CosineAnnealingLrUpdaterHook": ".lr_policies",
     "CosineAnnealingMomentumUpdaterHook": ".momentum_updater",
     "CosineRestartLrUpdaterHook": ".lr_policies",
+    "CostsHook": ".costs",
     "CyclicLrUpdaterHook": ".lr_policies",
     "CyclicMomentumUpdaterHook": ".momentum_updater",
+    "DistSamplerSeedHook": ".sampler_seed",
     "EMAHook": ".ema",
     "EarlyStoppingHook": ".early_stopping",
     "EmptyCacheHook": ".empty_cache",
@@ -161,32 +164,42 @@ _ON_FIRST_USE = {
     "FixedLrUpdaterHook": ".lr_policies",
     "FlatCosineAnnealingLrUpdaterHook": ".lr_policies",
     "Fp16OptimizerHook": ".amp",
+    "GarbageCollectionHook": ".garbage_collection",
     "GradientCumulativeFp16OptimizerHook": ".amp",
     "GradientCumulativeOptimizerHook": ".gradient_cumulative",
+    "Hook": ".hook",
     "InvLrUpdaterHook": ".lr_policies",
+    "IterTimerHook": ".iter_timer",
     "IterationTimer": ".iteration_timer",
     "LRScheduler": ".lr_scheduler",
     "LinearAnnealingLrUpdaterHook": ".lr_policies",
     "LinearAnnealingMomentumUpdaterHook": ".momentum_updater",
+    "LoggerHook": ".logger",
     "LrUpdaterHook": ".lr_updater",
     "MemoryHook": ".memory",
     "MomentumAnnealingEMA": "eventloop.model.averages",
     "MomentumUpdaterHook": ".momentum_updater",
     "OneCycleLrUpdaterHook": ".lr_policies",
     "OneCycleMomentumUpdaterHook": ".momentum_updater",
+    "OptimizerHook": ".optimizer",
+    "ParamSchedulerHook": ".param_scheduler",
     "PeriodicWriter": ".periodic_writer",
     "PolyLrUpdaterHook": ".lr_policies",
     "PreciseBN": ".precise_bn",
+    "PreemptionHook": ".preemption",
     "ProfilerHook": ".profiler",
     "RollbackHook": ".rollback",
+    "RuntimeInfoHook": ".runtime_info",
     "StepLrUpdaterHook": ".lr_policies",
     "StepMomentumUpdaterHook": ".momentum_updater",
     "StochasticWeightAverage": "eventloop.model.averages",
     "SyncBuffersHook": ".sync_buffers",
     "TestHook": ".pet_timer",
     "ThroughputHook": ".throughput",
+    "TraceHook": ".trace",
     "VisualizationHook": ".visualization",
     "get_bn_modules": "eventloop.model.batchnorm_statistics",
+    "on": ".hook",
     "on_rank": ".one_rank",
     "update_bn_stats": "eventloop.model.batchnorm_statistics",
 }

@@ -304,8 +304,7 @@ def _with_defaults(
     names = dict.fromkeys(map(id, own))
     named: list[tuple[str | None, Any]] = []
     for name, class_name in DEFAULT_HOOKS.items():
-        cls = find_class(class_name)
-        replaced = next((hook for hook in own if isinstance(hook, cls)), None)
+        replaced = next((hook for hook in own if HOOKS.holds(class_name, hook)), None)
         if replaced is not None:
             if default_hooks.get(name) is not None:
                 raise ValueError(
@@ -313,11 +312,11 @@ def _with_defaults(
                 )
             names[id(replaced)] = name
         elif name in default_hooks:
-            named += _given(name, default_hooks[name], {"type": cls})
+            named += _given(name, default_hooks[name], {"type": class_name})
         elif name == "checkpoint":
-            named.append((name, cls(interval=1 if by_epoch else 1000)))
+            named.append((name, find_class(class_name)(interval=1 if by_epoch else 1000)))
         elif name != "optimizer" or has_optimizer:
-            named.append((name, cls()))
+            named.append((name, find_class(class_name)()))
     for name, given in default_hooks.items():
         if name not in DEFAULT_HOOKS:
             named += _additional(name, given)

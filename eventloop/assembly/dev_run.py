@@ -15,7 +15,7 @@ from typing import Any
 from weakref import finalize
 
 from eventloop.data.limits import Counting, Limits
-from eventloop.registry import find_class
+from eventloop.registry import HOOKS, WRITERS
 from eventloop.util.checks import at_least, check_path
 
 logger = logging.getLogger("eventloop")
@@ -73,5 +73,5 @@ def shorten(
 def is_omitted(part: object) -> bool:
     """Return whether a hook or writer is not attached in a dev run: it would stop early, or leave files."""
     if hasattr(part, "write"):
-        return not isinstance(part, find_class("ConsoleWriter"))
-    return isinstance(part, tuple(map(find_class, SILENT_HOOKS)))
+        return not WRITERS.holds("ConsoleWriter", part)
+    return any(HOOKS.holds(name, part) for name in SILENT_HOOKS)
