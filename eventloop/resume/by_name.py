@@ -1,7 +1,7 @@
 """Arrange the optimizers' and schedulers' states of a checkpoint by name, as a trainer has its parameters.
 
 PyTorch's states know parameters, param groups and schedulers by their place alone. Loaded as they are, each
-parameter would continue with the moments of another one if the order differs. So `TrainerState` first
+parameter would continue with the moments of another one if the order differs. So `CheckpointState` first
 arranges everything that goes by place, and only then compares and loads it.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from eventloop.checkpoint.weights import OWN, unwrap
-from eventloop.optim.optimizers import check_optimizers, loads_as_torch, named_optimizers
+from eventloop.optim.optimizer_states import check_optimizers, loads_as_torch
+from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.param_groups import own_schedulers, without_parameters
 from eventloop.optim.parameter_names import alike_without_a_name, labels_of, parameter_names
 from eventloop.resume.fast_forward import by_group

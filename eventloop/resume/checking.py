@@ -14,7 +14,7 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR
 
 from eventloop.checkpoint.weights import check_model_state, unwrap
-from eventloop.optim.optimizers import check_groups
+from eventloop.optim.optimizer_states import check_groups
 from eventloop.resume.apply import Applying
 from eventloop.resume.by_name import ByName
 from eventloop.resume.choice import weights_of

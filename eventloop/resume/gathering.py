@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from eventloop.checkpoint.weights import unwrap
 from eventloop.data.rng import module_generators, rng_state
 from eventloop.data.trainer_parts import Within
-from eventloop.optim.optimizers import class_names, named_optimizers, optimizer_state
+from eventloop.optim.optimizer_states import class_names, optimizer_state
+from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.option_states import unsaved_tensors
 from eventloop.optim.parameter_names import parameter_names
 from eventloop.resume.by_name import scheduler_optimizers

@@ -23,7 +23,7 @@ from eventloop.commands.messages import Applied
 from eventloop.data.rng import rng_state, set_rng_state
 from eventloop.data.trainer_parts import Within
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint, Event
-from eventloop.optim.optimizers import load_optimizer_state
+from eventloop.optim.optimizer_states import load_optimizer_state
 from eventloop.resume.apply import Applying
 from eventloop.resume.by_name import follow_renamed, names_in
 from eventloop.resume.checking import Checked, check_resume, check_same_weights

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from eventloop import Trainer
 from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.weights import prepare_model_state
-from eventloop.optim.optimizers import load_optimizer_state
+from eventloop.optim.optimizer_states import load_optimizer_state
 from eventloop.resume.checking import check_same_weights
 from eventloop.state.rollback import Rollback
 from eventloop.state.sharded import part_of

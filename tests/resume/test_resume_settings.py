@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from eventloop import Trainer
 from eventloop.checkpoint import CheckpointError
 from eventloop.hooks import AmpOptimizerHook, EMAHook
-from eventloop.optim.optimizers import optimizer_state
+from eventloop.optim.optimizer_states import optimizer_state
 from tests.support.interrupted import assert_same, stop_after
 from tests.support.trainers import MakeTrainer, batches, samples, tiny_model
 
