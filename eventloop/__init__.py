@@ -1,7 +1,7 @@
 """eventloop: a PyTorch training engine built as an event bus.
 
-`from eventloop.bus import Bus` imports no torch; the names in this package that need torch are imported when
-they are first used.
+`from eventloop.bus import Bus` imports no torch; the names in this package that need torch, and those that
+read event logs, are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -11,11 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop._version import __version__ as __version__
 from eventloop.bus import Bus as Bus
-from eventloop.eventlog.reader import read_events as read_events
-
-# Imported now, and not on first use: importing the module `replay` binds that name in its package. The name
-# would be the function or the module, depending on earlier imports.
-from eventloop.eventlog.replay import replay as replay
 from eventloop.events import Event as Event
 from eventloop.events.priority import Priority as Priority
 from eventloop.migration.names import explain_absent
@@ -25,6 +20,8 @@ from eventloop.registry import register as register
 
 if TYPE_CHECKING:
     from eventloop.data.seeding import seed_everything as seed_everything
+    from eventloop.eventlog.reader import read_events as read_events
+    from eventloop.eventlog.replay import replay as replay
     from eventloop.metrics import EventStorage as EventStorage
     from eventloop.metrics import get_event_storage as get_event_storage
     from eventloop.training.loop_steps import SkipIteration as SkipIteration
@@ -48,21 +45,23 @@ __all__ = [
     "seed_everything",
 ]
 
-_NEED_TORCH = {
+_ON_FIRST_USE = {
     "EventStorage": "eventloop.metrics",
     "LRCurve": "eventloop.tuning.curve",
     "SkipIteration": "eventloop.training.loop_steps",
     "Trainer": "eventloop.training.trainer",
     "get_event_storage": "eventloop.metrics",
+    "read_events": "eventloop.eventlog.reader",
+    "replay": "eventloop.eventlog.replay",
     "seed_everything": "eventloop.data.seeding",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEED_TORCH:
-        return getattr(importlib.import_module(_NEED_TORCH[name]), name)
+    if name in _ON_FIRST_USE:
+        return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
     explain_absent("eventloop", name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_NEED_TORCH]
+    return [*globals(), *_ON_FIRST_USE]

@@ -24,10 +24,10 @@ from eventloop.util.formatting import on_a_line
 from eventloop.util.terminal import drop_output
 from eventloop.util.text import error_text
 
-if TYPE_CHECKING:  # slow imports, which --help does not need
+if TYPE_CHECKING:  # not for --help
+    from eventloop.eventlog.redelivery import Delivery, UndeliveredLog
     from eventloop.eventlog.replay import ReplayReport
     from eventloop.eventlog.sinks import Sink
-    from eventloop.eventlog.undelivered import Delivery, UndeliveredLog
 
 TARGETS = {
     "tensorboard": "TensorBoardWriter",
@@ -192,7 +192,7 @@ def _deliver_undelivered(options: argparse.Namespace) -> int:
 
 def _deliver(undelivered: UndeliveredLog, run: Path) -> ReplayReport:
     """Deliver the events of one log, and print the progress, also when an error or a signal stops it."""
-    from eventloop.eventlog.undelivered import Delivery
+    from eventloop.eventlog.redelivery import Delivery
 
     name = on_a_line(undelivered.recipe.name)
     last_printed = monotonic()
@@ -234,7 +234,8 @@ def _exiting_at_sigterm() -> Iterator[None]:
 
 def _find_undelivered(options: argparse.Namespace) -> list[UndeliveredLog]:
     """Return the logs of the events that were still queued when the run ended; raise for bad input."""
-    from eventloop.eventlog.undelivered import FOLDER, find_undelivered
+    from eventloop.eventlog.redelivery import find_undelivered
+    from eventloop.eventlog.undelivered import FOLDER
 
     if options.only or options.out is not None:
         raise ValueError("--only and --out belong to --to: without it each event goes to its own writer")

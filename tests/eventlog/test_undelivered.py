@@ -19,7 +19,8 @@ import pytest
 from eventloop import WRITERS, Trainer, read_events
 from eventloop.bus import Bus
 from eventloop.cli import main
-from eventloop.eventlog.undelivered import Delivery, find_undelivered, store_undelivered
+from eventloop.eventlog.redelivery import Delivery, find_undelivered
+from eventloop.eventlog.undelivered import store_undelivered
 from eventloop.events import AfterTrainIter, Event, ScalarsLogged
 from eventloop.events.run import CurrentRun, Run
 from eventloop.util.text import UnavailableError

@@ -13,7 +13,7 @@ import pytest
 from eventloop import replay
 from eventloop.background import closing
 from eventloop.bus import Bus
-from eventloop.eventlog.undelivered import find_undelivered
+from eventloop.eventlog.redelivery import find_undelivered
 from eventloop.events import BeforeRun, Event, EventsDropped, HandlerFailed, StopRequested
 from eventloop.events.run import Run
 from eventloop.util.text import UnavailableError
