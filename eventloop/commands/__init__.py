@@ -3,12 +3,28 @@
 Start with `messages`, which defines a command and its answer. `client` sends a command and waits for its
 answer, the run receives commands with `inbox`, and `record` reads and writes the file of applied commands.
 `eventloop.steering` applies commands to a trainer. This package imports `ownership`, `temporary` and `util`,
-and no torch.
+and no torch. Its public names are imported at their first use, because a run needs no client.
 """
 
 from __future__ import annotations
 
-from eventloop.commands.client import NoAnswerError as NoAnswerError
-from eventloop.commands.client import NoRunError as NoRunError
-from eventloop.commands.client import send as send
-from eventloop.commands.messages import Answer as Answer
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eventloop.commands.client import NoAnswerError as NoAnswerError
+    from eventloop.commands.client import NoRunError as NoRunError
+    from eventloop.commands.client import send as send
+    from eventloop.commands.messages import Answer as Answer
+
+_MODULES = {"Answer": "messages", "NoAnswerError": "client", "NoRunError": "client", "send": "client"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"eventloop.commands.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'eventloop.commands' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_MODULES]

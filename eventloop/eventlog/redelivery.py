@@ -22,7 +22,7 @@ from eventloop.eventlog.reader import EventReader
 from eventloop.eventlog.replay import ReplayReport, report_of
 from eventloop.eventlog.replay_writers import into_writers
 from eventloop.eventlog.sinks import Sink
-from eventloop.eventlog.undelivered import FOLDER, Recipe
+from eventloop.eventlog.undelivered import FOLDER, Recipe, write_recipe
 from eventloop.events import Event
 from eventloop.events.base import step_of
 from eventloop.registry import WRITERS

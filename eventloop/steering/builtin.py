@@ -92,5 +92,3 @@ BUILTIN = (
     CommandSpec("rollback", rollback, internal=INTERNAL),
 )
 """The commands that every run knows; its program may add others."""
-AT_ONCE = ("help", "stacks")
-"""The commands that a background thread answers, even while the training thread hangs."""

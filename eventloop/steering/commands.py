@@ -16,13 +16,10 @@ import msgspec
 
 from eventloop.commands.messages import EVALUATED, PROGRAM, Answer, Applied, Command, new_id
 from eventloop.events import CheckpointFailed, CheckpointSaved, CommandApplied, CommandRefused
-from eventloop.steering.builtin import stacks
-from eventloop.steering.evaluated import refuse_future
 from eventloop.steering.known import KnownCommands
 from eventloop.steering.mailbox import Mailbox
-from eventloop.steering.protocols import CommandError, Saving, SchedulerStepper, SteeredTrainer
+from eventloop.steering.protocols import CommandError, GoingBack, Saving, SchedulerStepper, SteeredTrainer
 from eventloop.steering.repetition import Repetition, command_of
-from eventloop.steering.rollback import GoingBack, go_back
 from eventloop.steering.tunable import set_again
 from eventloop.util.text import error_text
 
@@ -177,9 +174,13 @@ class Commands:
         if command.command == "help":
             return _answer(command, self._trainer.iter, result={"text": self.known.help})
         if command.command == "stacks":
+            from eventloop.steering.builtin import stacks
+
             return _answer(command, self._trainer.iter, result={"text": stacks()})
         if command.command == EVALUATED:
             # refused here, because by the time it is applied the run may have reached the iteration
+            from eventloop.steering.evaluated import refuse_future
+
             try:
                 self.known.bind(command)
                 refuse_future(self._trainer, command.arguments.get("iter"))
@@ -232,6 +233,8 @@ class Commands:
         rollback = self.going_back
         if rollback is None or not self._trainer.stops.goes_back:
             return False
+        from eventloop.steering.rollback import go_back
+
         go_back(self._trainer, rollback)
         self.going_back = None
         if self._mailbox is not None:

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.commands.messages import EVALUATED, Command
-from eventloop.steering.builtin import AT_ONCE, BUILTIN
-from eventloop.steering.evaluated import EVALUATED_SPEC
 from eventloop.steering.protocols import CommandError
-from eventloop.steering.signature import Bound, CommandSpec
 from eventloop.util.suggest import suggest
+
+if TYPE_CHECKING:
+    from eventloop.steering.signature import Bound, CommandSpec
+
+AT_ONCE = ("help", "stacks")
+"""The commands that a background thread answers, even while the training thread hangs."""
 
 
 class KnownCommands:
-    """The commands that one run knows: those of every run, and those that its program or a bridge adds."""
+    """The commands that one run knows: those of every run, and those that its program or a bridge adds.
+
+    The modules of the commands of every run are imported when a command is looked up.
+    """
 
     def __init__(self) -> None:
-        self._specs = {spec.name: spec for spec in (*BUILTIN, EVALUATED_SPEC)}
+        self._own: dict[str, CommandSpec] = {}  # of the program or a bridge; they may replace others
         self._excluded: dict[str, str] = {}  # names of commands, each with the reason why it is refused
+
+    @property
+    def _specs(self) -> dict[str, CommandSpec]:
+        from eventloop.steering.builtin import BUILTIN
+        from eventloop.steering.evaluated import EVALUATED_SPEC
+
+        return {spec.name: spec for spec in (*BUILTIN, EVALUATED_SPEC)} | self._own
 
     def add(self, name: str, function: Callable[..., Any]) -> None:
         """Add a command of the program.
@@ -32,14 +45,18 @@ class KnownCommands:
             return  # added before, for example by a handler of `before_run` in an earlier run
         if known is not None or name in AT_ONCE:
             raise ValueError(f"there is a command {name!r} already: give the function another name")
-        self._specs[name] = CommandSpec(name, function)
+        from eventloop.steering.signature import CommandSpec
+
+        self._own[name] = CommandSpec(name, function)
 
     def replace(self, function: Callable[..., Any]) -> None:
         """Set the function of the command that has the function's name.
 
         A bridge replaces the command `checkpoint` in this way if the other engine saves its own checkpoints.
         """
-        self._specs[function.__name__] = CommandSpec(function.__name__, function)
+        from eventloop.steering.signature import CommandSpec
+
+        self._own[function.__name__] = CommandSpec(function.__name__, function)
 
     def exclude(self, reasons: Mapping[str, str]) -> None:
         """Refuse commands that the loop of this trainer cannot apply.
@@ -58,8 +75,9 @@ class KnownCommands:
         name = command.command
         if (reason := self._excluded.get(name)) is not None:
             raise CommandError(f"{name} is not possible here: {reason}")
-        if (spec := self._specs.get(name)) is None:
-            raise CommandError(f"unknown command {name!r}{suggest(name, [*self._specs, *AT_ONCE])}")
+        specs = self._specs
+        if (spec := specs.get(name)) is None:
+            raise CommandError(f"unknown command {name!r}{suggest(name, [*specs, *AT_ONCE])}")
         try:
             return spec.bind(command)
         except ValueError as error:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from eventloop.migration.names import knowing_calls
 from eventloop.ownership.run_ownership import RunOwnership
 from eventloop.steering.commands import Commands
-from eventloop.steering.rollback import Skip
+from eventloop.steering.protocols import Skip
 from eventloop.stops.stopping import Stopping
 from eventloop.util.checks import at_least
 

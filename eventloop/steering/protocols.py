@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
 
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.state import TrainerState
 from eventloop.stops.stopping import StoppableTrainer
+
+if TYPE_CHECKING:
+    from eventloop.commands.messages import Answer, Applied, Command
+    from eventloop.resume.choice import WasRead
+
+Skip = int | Literal["seen"]
+"""The number of batches to skip, or "seen" for all batches from the checkpoint to the current iteration."""
 
 
 class SteeredTrainer(StoppableTrainer, ResumableTrainer, Protocol):
@@ -28,6 +37,46 @@ class Saving(NamedTuple):
 
     path: Path
     durable: bool = False
+
+
+class GoingBack(NamedTuple):
+    """An accepted rollback: the training ends, the checkpoint is loaded, and the training begins again.
+
+    Attributes:
+        read: the checkpoint.
+        name: its name in the directories of the run, or its path if it is in none of them.
+        skip: the number of batches from its position on that are not trained on.
+        scale_lr: the factor of the learning rates.
+        stop: whether the run stops when the checkpoint is loaded.
+        reason: the reason of the rollback.
+        answer, record: the answer and the record of commands to write after the rollback.
+    """
+
+    read: WasRead
+    name: str
+    skip: int
+    scale_lr: float
+    stop: bool
+    reason: str
+    answer: Answer | None = None
+    record: list[Applied] | None = None
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The result of the command: the checkpoint, its number of iterations, and the batches to skip."""
+        iteration = int(self.read.checkpoint["meta"]["iter"])
+        return {"path": str(self.read.path), "from_iteration": iteration, "skip": self.skip}
+
+    def resolved(self, command: Command) -> Command:
+        """Return the command with the checkpoint and number of batches that were chosen, for a repetition."""
+        arguments: dict[str, Any] = {"checkpoint": self.name, "skip": self.skip}
+        if self.scale_lr != 1:
+            arguments["scale_lr"] = self.scale_lr
+        if self.stop:
+            arguments["stop"] = True
+        if self.reason:
+            arguments["reason"] = self.reason
+        return msgspec.structs.replace(command, words=[], arguments=arguments)
 
 
 class SchedulerStepper(Protocol):

@@ -9,68 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import msgspec
+from typing import Any
 
 from eventloop.checkpoint.commit import MANIFEST
 from eventloop.checkpoint.directory import Found, scan
 from eventloop.checkpoint.retention.run_directory import record_rewind
-from eventloop.commands.messages import Answer, Applied, Command
 from eventloop.events import RolledBack
 from eventloop.resume.choice import OlderThan, WasRead
 from eventloop.state.exchange import decided_by_rank_0
-from eventloop.steering.protocols import CommandError, SteeredTrainer, savers
+from eventloop.steering.protocols import CommandError, GoingBack, Skip, SteeredTrainer, savers
 from eventloop.steering.set_values import set_values
 from eventloop.util.errors import CheckpointError
-
-Skip = int | Literal["seen"]
-"""The number of batches to skip, or "seen" for all batches from the checkpoint to the current iteration."""
 
 IN_STEPS = (
     "expected a run of train(), run() or epochs(), got one of begin_run(), whose loop fetches the batches "
     "itself: stop it, and resume from the checkpoint"
 )
-
-
-class GoingBack(NamedTuple):
-    """An accepted rollback: the training ends, the checkpoint is loaded, and the training begins again.
-
-    Attributes:
-        read: the checkpoint.
-        name: its name in the directories of the run, or its path if it is in none of them.
-        skip: the number of batches from its position on that are not trained on.
-        scale_lr: the factor of the learning rates.
-        stop: whether the run stops when the checkpoint is loaded.
-        reason: the reason of the rollback.
-        answer, record: the answer and the record of commands to write after the rollback.
-    """
-
-    read: WasRead
-    name: str
-    skip: int
-    scale_lr: float
-    stop: bool
-    reason: str
-    answer: Answer | None = None
-    record: list[Applied] | None = None
-
-    @property
-    def result(self) -> dict[str, Any]:
-        """The result of the command: the checkpoint, its number of iterations, and the batches to skip."""
-        iteration = int(self.read.checkpoint["meta"]["iter"])
-        return {"path": str(self.read.path), "from_iteration": iteration, "skip": self.skip}
-
-    def resolved(self, command: Command) -> Command:
-        """Return the command with the checkpoint and number of batches that were chosen, for a repetition."""
-        arguments: dict[str, Any] = {"checkpoint": self.name, "skip": self.skip}
-        if self.scale_lr != 1:
-            arguments["scale_lr"] = self.scale_lr
-        if self.stop:
-            arguments["stop"] = True
-        if self.reason:
-            arguments["reason"] = self.reason
-        return msgspec.structs.replace(command, words=[], arguments=arguments)
 
 
 INTERNAL = ("before", "until", "scale_lr", "stop", "reason")
