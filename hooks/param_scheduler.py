@@ -24,11 +24,8 @@ from eventloop.events import (
 )
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.optim.foreign_schedulers import refuse_needed_arguments, refuse_without_step
-from eventloop.optim.horizons import mistaken_count, mistaken_unit
 from eventloop.optim.optimizers import each_optimizer
 from eventloop.optim.param_groups import apply_factors, has_factors, record_last_rates, remove_factors
-from eventloop.optim.schedulers import build_schedulers, check_windows
 from eventloop.optim.windows import PlateauWindow
 from eventloop.util.checks import check_bools, check_metric
 from eventloop.util.suggest import suggest
@@ -97,6 +94,10 @@ class ParamSchedulerHook(Hook):
             ValueError: a config has an unknown type or argument, a scheduler counts epochs in a run measured
                 in iterations, or a validation with the metric of `ReduceLROnPlateau` is missing.
         """
+        if not trainer.schedulers:
+            return
+        from eventloop.optim.schedulers import build_schedulers, check_windows
+
         build_schedulers(trainer.schedulers, trainer.optimizer, trainer.facts.run)
         for scheduler in trainer.schedulers:
             self._check_scheduler(trainer, scheduler)
@@ -107,6 +108,8 @@ class ParamSchedulerHook(Hook):
 
     def _check_scheduler(self, trainer: Trainer, scheduler: Any) -> None:
         """Refuse a scheduler that cannot be stepped, and warn of one with another optimizer."""
+        from eventloop.optim.scheduler_checks import refuse_needed_arguments, refuse_without_step
+
         name = type(scheduler).__name__
         if isinstance(scheduler, type):
             raise TypeError(
@@ -238,6 +241,8 @@ class ParamSchedulerHook(Hook):
         """Return a warning for each schedule of iterations whose length is in epochs, or the reverse."""
         if trainer.max_epochs is None:
             return []
+        from eventloop.optim.scheduler_checks import mistaken_unit
+
         texts = [
             mistaken_unit(scheduler, self._counts_epochs(scheduler), trainer.max_epochs, trainer.max_iters)
             for scheduler in trainer.schedulers
@@ -251,6 +256,8 @@ class ParamSchedulerHook(Hook):
         batches_per_step = counting.batches_per_step
         if batches_per_step == 1:
             return []
+        from eventloop.optim.scheduler_checks import mistaken_count
+
         epoch_length, epochs = trainer.limits.length("train", trainer.train_loader), trainer.max_epochs
         if epochs is None or epoch_length is None:
             batches = iterations * counting.batches_per_iter
