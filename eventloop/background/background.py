@@ -15,9 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from eventloop.background.coroutine_loop import CoroutineLoop
 from eventloop.background.health import Health
 from eventloop.background.posted import Posted
 from eventloop.background.queues.inbox import Route
@@ -25,7 +24,6 @@ from eventloop.background.queues.leftover import StoreUndelivered
 from eventloop.background.queues.options import Offload, SubscriberOptions
 from eventloop.background.queues.subscriber import Subscriber
 from eventloop.background.queues.supervision import supervise
-from eventloop.background.runners.task_runner import TaskRunner
 from eventloop.background.runners.thread_runner import Pace, ThreadRunner
 from eventloop.background.threads import BackgroundThread, on_background_thread
 from eventloop.costs.spans import SpanRecorder
@@ -33,6 +31,9 @@ from eventloop.events import Event
 from eventloop.events.deferred import Deferred
 from eventloop.processes.dry_run import plan_file
 from eventloop.util.waiting import Latch
+
+if TYPE_CHECKING:
+    from eventloop.background.coroutine_loop import CoroutineLoop
 
 logger = logging.getLogger("eventloop")
 
@@ -143,19 +144,19 @@ class Background:
         subscriber = Subscriber(name, fn, options, self.health.report)
         if offload == "thread":
             subscriber.runner = ThreadRunner(subscriber, self._pace)
-        elif loop is not None:
-            subscriber.runner = TaskRunner(subscriber, loop, callers=True)
-        elif plan_file() is not None:
-            subscriber.runner = TaskRunner(subscriber, None)
-        else:
-            with self.starting:
-                coroutines = self.coroutines
-                if coroutines is None or coroutines.ended:
-                    coroutines = CoroutineLoop()
-                subscriber.runner = TaskRunner(subscriber, coroutines.loop)
-                self.coroutines = (
-                    coroutines  # after `coroutines.loop`, which fails if the loop could not start
-                )
+            return subscriber
+        from eventloop.background.coroutine_loop import CoroutineLoop  # imports anyio
+        from eventloop.background.runners.task_runner import TaskRunner
+
+        if loop is not None or plan_file() is not None:
+            subscriber.runner = TaskRunner(subscriber, loop, callers=loop is not None)
+            return subscriber
+        with self.starting:
+            coroutines = self.coroutines
+            if coroutines is None or coroutines.ended:
+                coroutines = CoroutineLoop()
+            subscriber.runner = TaskRunner(subscriber, coroutines.loop)
+            self.coroutines = coroutines  # after `coroutines.loop`, which fails if the loop could not start
         return subscriber
 
     def remove(self, subscriber: Subscriber) -> None:
@@ -218,9 +219,8 @@ class Background:
                 self.wait_for_room(subscriber)
         if not self.closed:  # also without a subscriber, because the keeper must read the values
             self.start()
-        self.posted.append(
-            Posted(deferred, [(subscriber, subscriber.inbox.post(types)) for subscriber in subscribers])
-        )
+        posts = [(subscriber, subscriber.inbox.post(types)) for subscriber in subscribers]
+        self.posted.append(Posted(deferred, posts))
 
     def limit_queues(self) -> None:
         """Keep the lists of incoming events bounded; the emitting thread calls this now and then."""

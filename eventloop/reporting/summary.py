@@ -6,8 +6,6 @@ from eventloop.bus.subscription import SubscriptionStats
 from eventloop.costs.records import WAITING, RunCosts, phase_names
 from eventloop.data.trainer_parts import TrainerParts
 from eventloop.model.peak_memory import peak_memory
-from eventloop.reporting.advice import advice
-from eventloop.reporting.waits import wait_text, waits_by_cause
 from eventloop.util.formatting import on_a_line, table
 
 ERROR_WIDTH = 60
@@ -91,10 +89,12 @@ def summarize(trainer: TrainerParts, *, everything: str = EVERYTHING) -> str:
         trainer: the trainer of the run.
         everything: a line that names the command or method that lists every handler; "" for no line.
     """
-    # imported here: only a printed summary needs these and the modules that they import, eleven in all
+    # imported here: only a printed summary needs these and the modules that they import, 14 in all
+    from eventloop.reporting.advice import advice
     from eventloop.reporting.facts import memory_text
     from eventloop.reporting.tables import paragraph
     from eventloop.reporting.text import handler_lines
+    from eventloop.reporting.waits import wait_text, waits_by_cause
 
     stats, costs = trainer.bus.stats(), run_costs(trainer, complete=trainer.bus.closed)
     lines = [line for text in advice(costs) for line in paragraph("  ", text, WIDTH, ADVICE_LINES)]

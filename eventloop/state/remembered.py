@@ -9,14 +9,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from eventloop.state.plain_values import plain
-from eventloop.state.rollback import Rollback
 from eventloop.state.tensors import with_tensors
 from eventloop.util.functions import check_call
+
+if TYPE_CHECKING:
+    from eventloop.state.rollback import Rollback
 
 KEY = "remembered"
 """The key of the states in a checkpoint."""

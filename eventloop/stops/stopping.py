@@ -10,16 +10,18 @@ import signal
 from collections import Counter, deque
 from collections.abc import Sequence
 from time import monotonic
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
 from eventloop.commands.messages import Command
-from eventloop.costs.ranks import Straggler
 from eventloop.data.trainer_parts import TrainerParts
 from eventloop.events import PreemptionRequested, SlowRank, StopRequested
 from eventloop.stops.rank_stop import Agreement, Request
-from eventloop.stops.rank_times import TimesExchange
+
+if TYPE_CHECKING:
+    from eventloop.costs.ranks import Straggler
+    from eventloop.stops.rank_times import TimesExchange
 
 logger = logging.getLogger("eventloop")
 
@@ -43,7 +45,7 @@ class StoppableTrainer(TrainerParts, Protocol):
     running: bool
     asked_to_stop: bool
     ends_program: bool
-    delivering: bool
+    delivering: bool  # True when a run has ended and waits for its background subscribers
     stop_reason: str | None
     stop_signal: int | None
     failure: BaseException | None
@@ -104,6 +106,8 @@ class Stopping:
         self.together = Agreement.needed()
         trainer = self._trainer
         if self.together and self._agreement is not None:
+            from eventloop.stops.rank_times import TimesExchange  # which a run on one rank does not need
+
             self._times = TimesExchange(trainer.clock, trainer.rank, trainer.world_size)
             self._agreement.carry(self._times)
         trainer.stop_reason = trainer.stop_signal = None

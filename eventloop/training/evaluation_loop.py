@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from eventloop.checkpoint.weights import save_modes
 from eventloop.data.limits import first
@@ -14,7 +14,6 @@ from eventloop.evaluation.batch_sizes import samples_of
 from eventloop.evaluation.compiled_outputs import run_step
 from eventloop.evaluation.evaluation import Evaluation, before_drawing
 from eventloop.evaluation.other_weights import merged, name_of_pass, other_weights
-from eventloop.evaluation.prediction import Prediction, begin_prediction
 from eventloop.evaluation.schedule import Evaluate
 from eventloop.events import BY_COMMAND, COMPLETED
 from eventloop.migration.names import knowing_calls
@@ -25,6 +24,9 @@ from eventloop.stops.stopping import Pass
 from eventloop.training.loop_steps import EVAL_ITERATIONS
 from eventloop.training.protocols import LoopTrainer
 from eventloop.training.scopes import EpochScope, EvalScope, retain_until_end, run_scope
+
+if TYPE_CHECKING:
+    from eventloop.evaluation.prediction import Prediction
 
 T = TypeVar("T")
 
@@ -242,6 +244,8 @@ def _metrics_of(
 
 def predict(trainer: Evaluations, loader: Iterable[Any], to: Any) -> Any:
     """Predict on a loader, with all events, within a run; `Trainer.predict` has the arguments and result."""
+    from eventloop.evaluation.prediction import begin_prediction  # four modules that most runs do not need
+
     undo = Undo()
     _save_attributes(undo, trainer)
     # each undo twice: an interrupt may skip one of the two exits

@@ -11,9 +11,9 @@ import os
 import socket
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
-from eventloop.checkpoint.directory import scan
 from eventloop.ownership.run_ownership import RunOwnership
 from eventloop.ownership.status import RunState, RunStatus, write_status
 from eventloop.state.exchange import decided_by_rank_0
@@ -35,12 +35,18 @@ def own_directories(trainer: LoopTrainer) -> RunOwnership:
     ownership = RunOwnership(
         lambda: [trainer.work_dir, *trainer.state.directories],
         trainer.request_stop,
-        last_sequence=lambda directories: scan(*directories).last,
+        last_sequence=_last_sequence,
         decided=decided_by_rank_0,
         waits=not trainer.host,
     )
     ownership.each_second += [StatusWriter(trainer).write, RunFile(trainer).write]
     return ownership
+
+
+def _last_sequence(directories: Sequence[Path]) -> int:
+    from eventloop.checkpoint.directory import scan  # a run that saves nothing does not look for checkpoints
+
+    return scan(*directories).last
 
 
 class Speed:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -65,8 +65,10 @@ from eventloop.training.heartbeat import own_directories
 from eventloop.training.loop_steps import LoopSteps
 from eventloop.training.loops import TrainLoop
 from eventloop.training.scopes import EpochScope, run_scope, trainings
-from eventloop.tuning.curve import LRCurve
 from eventloop.util.anchored_path import AnchoredPath
+
+if TYPE_CHECKING:
+    from eventloop.tuning.curve import LRCurve
 
 logger = logging.getLogger("eventloop")
 
