@@ -50,6 +50,7 @@ from eventloop.hooks.checkpoint_options import (
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.order_check import warn_of_late_hooks
 from eventloop.migration.names import knowing_others
+from eventloop.resume.gathering import check_saved, gather
 from eventloop.state.exchange import decided_by_rank_0
 from eventloop.state.sharded import NO_CHECKPOINT, refuse_old_shards
 from eventloop.steering.protocols import Saving
@@ -233,7 +234,7 @@ class CheckpointHook(TunableInterval, Hook):
         self.saves.begin_training()
         self._session = session_of(trainer, self.directory)
         if self._interval > 0 or self._save_last or self._watched:
-            trainer.state.check_saved(shards=self._session is not None)
+            check_saved(trainer.state, shards=self._session is not None)
         if trainer.optimizer is None:
             logger.warning(NO_OPTIMIZER)
         if self._overlap and (self._interval > 0 or self._watched):  # it will save within the training
@@ -391,7 +392,7 @@ class CheckpointHook(TunableInterval, Hook):
         else:
             replaced = self.retention.begin(name, trainer.iter + (within == "iter"))
         try:
-            state = trainer.state.gather(str(path), within=within, shards=self._session is not None)
+            state = gather(trainer.state, str(path), within=within, shards=self._session is not None)
         except BaseException:
             self.retention.failed(name)
             raise

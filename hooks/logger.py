@@ -23,11 +23,8 @@ from eventloop.events import (
 )
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
-from eventloop.hooks.log_files import copy_logs
 from eventloop.metrics.packet import Packet, lost_loss_text
-from eventloop.metrics.reduce import LAST, Reduced, Reducer
 from eventloop.metrics.rows import Loss
-from eventloop.metrics.statistics import LogStatistics, refuse_epochs
 from eventloop.migration.names import knowing_others
 from eventloop.optim.optimizers import named_values
 from eventloop.steering.tunable import TunableInterval
@@ -36,6 +33,8 @@ from eventloop.util.checks import check_bools, check_path, positive
 
 if TYPE_CHECKING:
     from eventloop.metrics import EventStorage
+    from eventloop.metrics.reduce import Reduced, Reducer
+    from eventloop.metrics.statistics import LogStatistics
     from eventloop.training.trainer import Trainer
 
 
@@ -109,8 +108,16 @@ class LoggerHook(TunableInterval, Hook):
         positive("interval", interval)
         check_bools(ignore_last=ignore_last)
         _check_reduce(reduce, reduce_max)
-        self._reducer = Reducer(reduce_max) if reduce else None
-        self._statistics = LogStatistics(custom_cfg) if custom_cfg else None
+        self._reducer: Reducer | None = None
+        self._statistics: LogStatistics | None = None
+        if reduce:
+            from eventloop.metrics.reduce import Reducer
+
+            self._reducer = Reducer(reduce_max)
+        if custom_cfg:
+            from eventloop.metrics.statistics import LogStatistics
+
+            self._statistics = LogStatistics(custom_cfg)
         self._metrics: EventStorage | None = None
         self._interval = interval
         self._ignore_last = ignore_last
@@ -132,6 +139,8 @@ class LoggerHook(TunableInterval, Hook):
         """
         self._metrics = trainer.metrics
         if self._statistics is not None:
+            from eventloop.metrics.statistics import refuse_epochs
+
             refuse_epochs(self._statistics.entries, by_epoch=trainer.by_epoch)
         if sum(isinstance(hook, LoggerHook) for hook in trainer.hooks) > 1:
             raise ValueError(
@@ -187,6 +196,8 @@ class LoggerHook(TunableInterval, Hook):
         if reducer is not None and event.reason == ERROR:
             reducer.stop()
         if reducer is not None and reducer.reduces:
+            from eventloop.metrics.reduce import LAST
+
             self._post(trainer, LAST)  # even without metrics, because the other ranks wait for this post
         else:
             self._log_remaining(trainer)
@@ -265,6 +276,8 @@ class LoggerHook(TunableInterval, Hook):
         """
         delivered = kind in (None, GeneratorExit) and trainer.failure is None
         if delivered and self._ended_without_error:
+            from eventloop.hooks.log_files import copy_logs
+
             copy_logs(trainer.work_dir, out_dir / trainer.work_dir.name, self._out_suffix)
 
     def _logs_at_epoch_end(self, last_index: int, max_epochs: int | None) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from eventloop.checkpoint.weights import is_extra_state
 from eventloop.util.errors import CheckpointError
 
 WEIGHTS = "state_dict"
@@ -104,11 +105,6 @@ def _are_weights(value: object) -> bool:
         isinstance(name, str) and (isinstance(each, torch.Tensor) or is_extra_state(name))
         for name, each in value.items()
     )
-
-
-def is_extra_state(name: str) -> bool:
-    """Return whether a name in a state dict holds the result of a module's `get_extra_state`."""
-    return name.rpartition(".")[2] == "_extra_state"
 
 
 def _found(state: object) -> str:

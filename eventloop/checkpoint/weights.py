@@ -17,7 +17,6 @@ import torch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parameter import is_lazy
 
-from eventloop.checkpoint.external_weights import is_extra_state
 from eventloop.state.rollback import Rollback
 from eventloop.state.sharded import is_dtensor, local_part, part_of, refuse_old_shards
 from eventloop.state.undo import Undo
@@ -51,6 +50,11 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
             model = inner
         else:
             return model
+
+
+def is_extra_state(name: str) -> bool:
+    """Return whether a name in a state dict holds the result of a module's `get_extra_state`."""
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def save_modes(undo: Undo, model: torch.nn.Module) -> None:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from eventloop.checkpoint.weights import unwrap
 from eventloop.data.rng import module_generators, rng_state
 from eventloop.data.trainer_parts import Within
+from eventloop.events import BeforeSaveCheckpoint
 from eventloop.optim.optimizer_states import class_names, optimizer_state
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.option_states import unsaved_tensors
@@ -27,7 +28,8 @@ from eventloop.optim.parameter_names import parameter_names
 from eventloop.resume.by_name import scheduler_optimizers
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.settings import Settings, frozen_parameters
-from eventloop.state.exchange import gather_on_rank_0
+from eventloop.resume.state import TrainerState
+from eventloop.state.exchange import gather_on_rank_0, has_other_ranks
 from eventloop.state.keys import SHARDED
 from eventloop.state.plain_values import arrays_as_tensors, plain
 from eventloop.state.remembered import KEY
@@ -36,6 +38,43 @@ from eventloop.state.sharded import is_dtensor
 from eventloop.state.tensors import with_tensors
 
 logger = logging.getLogger("eventloop")
+
+
+def gather(state: TrainerState, path: str, *, within: Within = "", shards: bool = False) -> dict[str, Any]:
+    """Return the trainer's state with its live tensors, after the `before_save_checkpoint` handlers.
+
+    Args:
+        path: the path at which the checkpoint will be saved.
+        within: "iter" or "epoch" in a handler of `after_train_iter` or `after_train_epoch`, where the
+            iteration or epoch just ended: it is not counted yet, and its validation is still to come.
+        shards: whether each rank saves its own part; then "ranks" has that, and no rank waits.
+
+    Raises:
+        TypeError: a part of the state cannot be loaded with `weights_only=True`.
+    """
+    trainer = state.trainer
+    hooks = {hook.name: hook.state_dict() for hook in trainer.hooks if hook.stateful}
+    trainer.checkpoint = collect(trainer, state.settings, hooks, within)
+    if shards:
+        trainer.checkpoint["ranks"] = own_state(trainer.checkpoint, trainer.model)
+    elif trainer.world_size > 1 and has_other_ranks():
+        add_ranks(trainer.checkpoint, trainer.model)
+    try:
+        trainer.announce(BeforeSaveCheckpoint, path=path)
+        return as_saved(trainer.checkpoint, shards=shards)
+    finally:
+        trainer.checkpoint = None
+
+
+def check_saved(state: TrainerState, *, shards: bool) -> None:
+    """Refuse a state that no checkpoint could hold, before the first iteration, as a save would.
+
+    Raises:
+        TypeError: naming the part, such as the hook and the key.
+    """
+    trainer = state.trainer
+    as_saved(collect(trainer, state.settings, states_so_far(trainer.hooks)), shards=shards)
+    warn_of_unsaved_tensors(trainer.optimizer)
 
 
 def collect(

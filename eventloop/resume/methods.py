@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from eventloop.metrics import EventStorage
 from eventloop.migration.names import knowing_calls
@@ -89,7 +91,9 @@ class Resumable:
             TypeError, ValueError: `path` is not a path, or `changed` is neither one of the three nor a
                 mapping of settings to them.
         """
-        found = self.state.resume(path, changed)
+        from eventloop.resume.restoring import resume  # with the store of checkpoints, 30 modules
+
+        found = resume(self.state, path, changed)
         self._reset_losses()
         return found
 
@@ -116,7 +120,9 @@ class Resumable:
         if self.fast_dev_run and str(path) in ("auto", "best"):  # as at the end of a script
             logger.warning("fast_dev_run saves no checkpoint: load_checkpoint(%r) loads nothing", str(path))
             return
-        self.state.load_weights(path, strict=strict)
+        from eventloop.resume.restoring import load_weights
+
+        load_weights(self.state, path, strict=strict)
         self._reset_losses()
 
     def remember(self, name: str, get: Get, set: Set) -> None:
@@ -147,6 +153,21 @@ class Resumable:
             Exception: `get` has raised it.
         """
         self.remembered.add(name, get, set)
+
+    def _compare_loader(self, loader: Iterable[Any]) -> None:
+        """Compare the loader of a pass that begins with that of the checkpoint resumed from.
+
+        A hand-written loop shows its loader only when the pass begins. Between two passes the loader may
+        change. Within a pass it must be the same, unless `resume` was given `changed`.
+
+        Raises:
+            CheckpointError: the checkpoint was saved within a pass over another loader.
+        """
+        resumed = self.state.resumed_with_another(loader)
+        if resumed is not None:
+            from eventloop.resume.restoring import follow_loader
+
+            follow_loader(self.state, resumed, loader)
 
     def _reset_losses(self) -> None:
         """Forget that a loss was lost: the losses of the loaded weights are others."""

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from eventloop.checkpoint.retention.pending import SavingTrainer
+from eventloop.checkpoint.saving.overlapped_copy import SavingTrainer
 from eventloop.commands.messages import Applied
 from eventloop.data.position import LoaderPosition
 

@@ -15,6 +15,7 @@ from eventloop.checkpoint.commit import MANIFEST
 from eventloop.checkpoint.directory import Found, scan
 from eventloop.checkpoint.retention.run_directory import record_rewind
 from eventloop.events import RolledBack
+from eventloop.resume import restoring
 from eventloop.resume.choice import OlderThan, WasRead
 from eventloop.state.exchange import decided_by_rank_0
 from eventloop.steering.protocols import CommandError, GoingBack, Skip, SteeredTrainer, savers
@@ -65,8 +66,8 @@ def _read(trainer: SteeredTrainer, checkpoint: str, before: int) -> WasRead:
     """
     iteration = min(before or trainer.iter, trainer.iter)
     try:
-        read = trainer.state.read(checkpoint or OlderThan(iteration))
-        trainer.state.check(read)
+        read = restoring.read(trainer.state, checkpoint or OlderThan(iteration))
+        restoring.check(trainer.state, read)
     except FileNotFoundError as error:
         if checkpoint:
             raise CommandError(str(error)) from None
@@ -107,7 +108,7 @@ def go_back(trainer: SteeredTrainer, rollback: GoingBack) -> None:
     # before the load, because hooks that receive the values must count them to the abandoned iterations
     trainer.metrics.read_pending()
     applied_commands = trainer.applied_commands
-    trainer.state.load(rollback.read, by_name=True)
+    restoring.load(trainer.state, rollback.read, by_name=True)
     trainer.applied_commands = applied_commands  # not those of the checkpoint: a rollback undoes no command
     trainer.metrics.losses.reset()
     trainer.batch = trainer.outputs = None

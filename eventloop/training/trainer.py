@@ -375,7 +375,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
             return
         self.loader = loader
         with EpochScope(self, "train"):
-            self.state.check_loader(loader)
+            self._compare_loader(loader)
             yield from loop.iterations(loader)
 
     def _train(self, schedule: Schedule) -> None:
@@ -384,7 +384,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         loop = TrainLoop(self, schedule)
         check_step(self.custom_step, self.loss_fn, self.optimizer, steps_itself=self.steps_itself)
         check_parameters(self.model, self.optimizer, self.loss_fn, refuses=self._hook_steps, logs=False)
-        self.state.check_loader(loader)
+        self._compare_loader(loader)
         scope, undo = run_scope(self)
         with undo, undo, scope:  # undo twice: an interrupt may skip one of the two exits
             for training in trainings(self):

@@ -15,6 +15,7 @@ from eventloop.checkpoint import load_checkpoint, save_checkpoint
 from eventloop.checkpoint.weights import unwrap
 from eventloop.data.rng import rng_state, set_rng_state
 from eventloop.hooks import Hook
+from eventloop.resume.gathering import gather
 from eventloop.state.plain_values import plain
 from tests.support.trainers import MakeTrainer
 
@@ -128,7 +129,7 @@ def test_every_kind_of_scheduler_is_loadable(make_trainer: MakeTrainer, name: st
     kind = getattr(torch.optim.lr_scheduler, name)
     trainer.schedulers.append(kind(trainer.optimizer, **SCHEDULERS[name]))
 
-    save_checkpoint(trainer.state.gather(""), trainer.work_dir / "a")
+    save_checkpoint(gather(trainer.state, ""), trainer.work_dir / "a")
 
     assert len(load_checkpoint(trainer.work_dir / "a")["param_schedulers"]) == 1
 
@@ -144,7 +145,7 @@ def test_values_of_other_classes_are_saved_as_plain_ones(make_trainer: MakeTrain
     model.register_buffer("boxes", torch.ones(3).as_subclass(Named))
     trainer = make_trainer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=np.float64(0.25)))
 
-    state = trainer.state.gather("")
+    state = gather(trainer.state, "")
     save_checkpoint({**state, "seen": plain({np.int64(1), (2, "b")}, "seen")}, trainer.work_dir / "a")
 
     loaded = load_checkpoint(trainer.work_dir / "a")
@@ -184,4 +185,4 @@ def test_a_state_that_could_not_be_loaded(make_trainer: MakeTrainer) -> None:
     with pytest.raises(
         TypeError, match=r"the checkpoint's hooks\['Careless'\]\['seen'\]\[0\] is range\(0, 3\), a range"
     ):
-        trainer.state.gather("")
+        gather(trainer.state, "")

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from eventloop import Trainer
 from eventloop.checkpoint import CheckpointError, load_checkpoint
 from eventloop.hooks import BaseAveragedModel, CheckpointHook, EMAHook, GradientCumulativeOptimizerHook
+from eventloop.resume.gathering import gather
 from tests.checkpoints import rewrite
 
 MakeTrainer = Callable[..., Trainer]
@@ -133,13 +134,13 @@ def test_checkpoint_of_an_evaluation_is_the_same(train_net: MakeTrainer, update_
     options = {"val_loader": [torch.zeros(1)], "val_step": lambda trainer, batch: {"acc": 1.0}}
     trainer = train_net(ema=ema, **options)
 
-    def gather(trainer: Trainer, event: Any) -> None:
-        state = trainer.state.gather("")
+    def save(trainer: Trainer, event: Any) -> None:
+        state = gather(trainer.state, "")
         seen.append({key: copied(state[key]) for key in ("state_dict", "ema_state_dict")})
 
-    trainer.bus.subscribe(gather, "before_val_epoch", priority="HIGHEST")
-    trainer.bus.subscribe(gather, "before_val_iter")
-    trainer.bus.subscribe(gather, "after_val_epoch", priority="LOWEST")
+    trainer.bus.subscribe(save, "before_val_epoch", priority="HIGHEST")
+    trainer.bus.subscribe(save, "before_val_iter")
+    trainer.bus.subscribe(save, "after_val_epoch", priority="LOWEST")
 
     trainer.train()
 

@@ -27,6 +27,7 @@ from eventloop.hooks import (
     PreciseBN,
     RollbackHook,
 )
+from eventloop.resume.gathering import gather
 from tests.support.interrupted import assert_same, seed, state_of, stopped
 from tests.support.trainers import build_trainer, samples
 
@@ -201,7 +202,7 @@ def build(
 
 def everything(trainer: Trainer) -> dict[str, Any]:
     """Return everything that a refused resume must leave unchanged."""
-    state = trainer.state.gather("")
+    state = gather(trainer.state, "")
     del state["meta"]["time"]
     own = trainer.state
     return state | {
@@ -355,14 +356,14 @@ def test_an_error_once_the_checkpoint_is_being_taken(
     with closing(build_trainer(tmp_path, max_epochs=1)) as first:
         first.train()
     with closing(build_trainer(tmp_path, max_epochs=1)) as trainer:
-        note_resumed = trainer.state._record_resumed
+        note_resumed = trainer.state.record_resumed
 
         def fail(*args: Any, **options: Any) -> None:
             if left:
                 raise left.pop(0)
             note_resumed(*args, **options)
 
-        monkeypatch.setattr(trainer.state, "_record_resumed", fail)
+        monkeypatch.setattr(trainer.state, "record_resumed", fail)
         with pytest.raises(type(errors[0])) as raised:
             trainer.resume("epoch_1")
         assert note in "".join(getattr(raised.value, "__notes__", "x"))
@@ -371,7 +372,7 @@ def test_an_error_once_the_checkpoint_is_being_taken(
         if note:
             trainer.resume("epoch_1")
         saved = load_checkpoint(tmp_path / "epoch_1")
-        now = trainer.state.gather("")
+        now = gather(trainer.state, "")
         assert (trainer.iter, trainer.epoch) == (3, 1)
         assert_same(
             [now[key] for key in ("state_dict", "optimizer", "rng")],

@@ -20,6 +20,7 @@ from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, seal
 from eventloop.checkpoint.disk import FileHash
 from eventloop.checkpoint.manifest import encode_body
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, PreciseBN
+from eventloop.resume.gathering import gather
 from tests.support.interrupted import assert_same, seed, stop_after
 from tests.support.trainers import build_trainer, samples, shuffled, tiny_model
 
@@ -78,7 +79,7 @@ def refused(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
             at[keys[-1]] = value
 
     def state(trainer: Trainer) -> dict[str, Any]:
-        gathered = trainer.state.gather("")
+        gathered = gather(trainer.state, "")
         del gathered["meta"]["time"]
         return gathered
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint
+from eventloop.resume.gathering import gather
 from eventloop.resume.loading import state_of_rank
 from tests.ranks import run_ranks
 from tests.support.trainers import MakeTrainer, shuffled
@@ -154,7 +155,7 @@ def test_fewer_ranks(
 def test_more_ranks(make_trainer: MakeTrainer) -> None:
     """A rank that the checkpoint lacks keeps its own random state, at the position of rank 0."""
     trainer = make_trainer(train_loader=shuffled(4))
-    checkpoint = trainer.state.gather("")
+    checkpoint = gather(trainer.state, "")
     checkpoint["meta"]["position"]["batch_idx"] = 3
 
     part = state_of_rank(checkpoint, 1, 2, trainer.loader)
@@ -169,7 +170,7 @@ def test_more_ranks(make_trainer: MakeTrainer) -> None:
 def test_a_checkpoint_of_an_earlier_version(make_trainer: MakeTrainer) -> None:
     """If the checkpoint of several ranks has only rank 0's state, every rank takes it, and a text says so."""
     trainer = make_trainer()
-    checkpoint = trainer.state.gather("")
+    checkpoint = gather(trainer.state, "")
     checkpoint["meta"]["settings"]["run"]["world_size"] = 2
 
     part = state_of_rank(checkpoint, 1, 2, trainer.loader)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 
 from eventloop import Bus, Trainer
 from eventloop.hooks import AmpOptimizerHook, CheckpointHook, EMAHook
+from eventloop.resume.gathering import gather
 
 SAMPLES, BATCH, EPOCHS = 62, 4, 5
 PER_EPOCH = -(-SAMPLES // BATCH)
@@ -208,7 +209,7 @@ def stopped(trainer: Trainer, after: int) -> Trainer:
 
 def state_of(trainer: Trainer) -> dict[str, Any]:
     """Return everything that changes the course of a training."""
-    state = trainer.state.gather("")
+    state = gather(trainer.state, "")
     best = state["hooks"]["checkpoint"]
     state["hooks"]["checkpoint"] = {key: value for key, value in best.items() if key != "kept"}
     del state["meta"]["time"]

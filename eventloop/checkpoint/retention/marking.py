@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from eventloop.checkpoint.retention.best import Best, BestMetrics, file_part
-from eventloop.checkpoint.retention.pending import Saves, SavingTrainer
+from eventloop.checkpoint.retention.pending import Saves
 from eventloop.checkpoint.retention.retention import Bests, Retention
 from eventloop.checkpoint.saving.mark import Mark
+from eventloop.checkpoint.saving.overlapped_copy import SavingTrainer
 from eventloop.events import CheckpointEvaluated
 from eventloop.state.exchange import decided_by_rank_0
 

@@ -10,16 +10,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.retention.retention import Retention
 from eventloop.checkpoint.saving.mark import Mark
-from eventloop.checkpoint.saving.overlapped_copy import Copying
+from eventloop.checkpoint.saving.overlapped_copy import SavingTrainer
 from eventloop.checkpoint.saving.saver import AT_ONCE_SECONDS, Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job, Written
 from eventloop.costs.waits import waiting
-from eventloop.data.trainer_parts import TrainerParts
 from eventloop.events import CheckpointFailed, CheckpointSaved
 from eventloop.util.errors import WorkDirInUseError
 from eventloop.util.text import error_text
@@ -27,12 +26,6 @@ from eventloop.util.waiting import SIGNAL_SECONDS, Promise
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.sharded.session import Session
-
-
-class SavingTrainer(TrainerParts, Protocol):
-    """A trainer as saves see it."""
-
-    copying: Copying
 
 
 logger = logging.getLogger("eventloop")

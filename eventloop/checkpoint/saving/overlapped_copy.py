@@ -6,12 +6,19 @@ The trainer owns one `Copying`; `CheckpointHook` starts copies, and the optimize
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from eventloop.data.trainer_parts import TrainerParts
 from eventloop.optim.optimizers import each_optimizer, hookable
 from eventloop.state.sharded import local_parts
+
+
+class SavingTrainer(TrainerParts, Protocol):
+    """A trainer as saves see it."""
+
+    copying: Copying
 
 
 class Copying:
