@@ -197,8 +197,7 @@ class CheckpointHook(TunableInterval, Hook):
         """
         refuse_old_shards("CheckpointHook", unwrap(trainer.model), NO_CHECKPOINT)
         self._by_epoch = unit_of(trainer, self._by_epoch)
-        work_dir = trainer.work_dir
-        self.directory = self.directory_for(work_dir)
+        self.directory = self.directory_for(trainer.work_dir)
         trainer.state.saves_in(self.directory, self._watched.metrics, partial(self.saves.finish, trainer))
         others = [hook.directory for hook in checkpoint_hooks(trainer) if hook is not self]
         refuse_shared_directory(self.directory, others)

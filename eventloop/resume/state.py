@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TrainerState:
-    """What a trainer knows of its checkpoints: the directories, and the one that was loaded last."""
+    """What a trainer knows of its checkpoints: their directories, and the checkpoint loaded last."""
 
     def __init__(self, trainer: ResumableTrainer) -> None:
         self.trainer = trainer

@@ -45,7 +45,7 @@ class StoppableTrainer(TrainerParts, Protocol):
     running: bool
     asked_to_stop: bool
     ends_program: bool
-    delivering: bool  # True when a run has ended and waits for its background subscribers
+    delivering: bool  # True while the end of a run waits for its background subscribers
     stop_reason: str | None
     stop_signal: int | None
     failure: BaseException | None

@@ -286,17 +286,17 @@ MUTANTS = (
         ("no join before the next save", "        trainer.copying.join()", "        pass"),
     ),
     *_of(
-        "resume/state.py",
+        "resume/restoring.py",
         COPY,
         (
             "no join before a resume",
-            "            check_changed(changed)\n            trainer.copying.join()\n",
-            "            check_changed(changed)\n",
+            "        check_changed(changed)\n        trainer.copying.join()\n",
+            "        check_changed(changed)\n",
         ),
         (
             "no join before weights are loaded",
-            "nullcontext():\n            trainer.copying.join()\n",
-            "nullcontext():\n            pass\n",
+            "nullcontext():\n        trainer.copying.join()\n",
+            "nullcontext():\n        pass\n",
         ),
     ),
     *_of(
