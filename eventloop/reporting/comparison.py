@@ -77,7 +77,7 @@ class Row(NamedTuple):
         return any(map(self._matters, self.values[1:]))
 
     def ratio(self, run: int) -> str:
-        """Return the ratio of a run's value to the first run's; "≈" if they are close, "-" without both."""
+        """Return the ratio of a run to the first one; "≈" if it is about 1, "-" if a value is missing."""
         first, other = self.values[0], self.values[run]
         if first is None or other is None or not first.value:
             return ABSENT
