@@ -485,7 +485,7 @@ class Bus:
         self.closed, background = True, self._background  # another thread may reopen the bus meanwhile
         allowed = (lambda: self.overtime) if overtime else None
         complete = closing.close(background, timeout, allowed, advises=timeout >= self.patience)
-        if background.finished:  # if not, another thread is closing it, or the interpreter's exit will
+        if background.finished:  # if not, another thread is closing it, or Python's exit will close it
             unwatch(background)
             self._subscribers.refresh_routes()
         return complete

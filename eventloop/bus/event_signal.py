@@ -134,7 +134,7 @@ class EventSignal(blinker.Signal):
 
     @is_muted.setter
     def is_muted(self, muted: bool) -> None:
-        if not hasattr(self, "_mutes"):  # blinker's __init__ sets `is_muted` before ours has set `_mutes`
+        if not hasattr(self, "_mutes"):  # blinker's `__init__` sets `is_muted` before `_mutes` exists
             return
         self._mutes = max(0, self._mutes + (1 if muted else -1))
         self._changed()

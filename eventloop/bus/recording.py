@@ -46,9 +46,7 @@ class Recording:
         self._then: Callable[[], object] | None = None
         self._last_posted: Latch | None = None  # set when all events posted before `stop` are created
         self._pending: list[Flush] | None = None  # then requested, one for each subscriber
-        self._deadline = (
-            0.0  # the `monotonic` time at which the recording ends at the latest; 0.0 until `stop`
-        )
+        self._deadline = 0.0  # the latest `monotonic` time at which the recording ends; 0.0 until `stop`
 
     @property
     def stopped(self) -> bool:

@@ -83,8 +83,7 @@ class StepClock:
         self._last_end = self._requested_at = self._loaded = self._forward_began = self._forward_ended = 0.0
         self._past_runs = self._run_began = 0.0
         self._in_step = False
-        # seconds of the train step that `charge` has added to other phases: all, and to backward and
-        # optimizer
+        # seconds of the train step that `charge` has moved to any phase, and to backward or optimizer
         self._charged = self._charged_steps = 0.0
         self._marks: list[Sums] = []  # the sums after every `_stride` iterations
         self._stride = self._next_mark = 1

@@ -287,9 +287,9 @@ class Inbox:
         return items
 
     def _started(self, items: list[Any]) -> list[Any]:
-        """Count events as in flight, record the waits of those with a time, and return the events.
+        """Count events as in flight, record how long they waited, and return them for a delivery.
 
-        With the option `timed` each of them is returned as `Stamped`, else none.
+        With the option `timed` each event is returned as `Stamped`; otherwise events have no times.
         """
         if self._timed or Stamped in map(type, items):
             for index, item in enumerate(items):

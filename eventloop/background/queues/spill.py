@@ -94,15 +94,15 @@ class Spill:
     """
 
     def __init__(self, name: str, kept: int) -> None:
-        self.count = 0  # the events that are stored now
-        self.total = 0  # the events that were ever stored
+        self.count = 0  # the number of events that are stored now
+        self.total = 0  # the number of events that were ever stored
         self._name = name
         self._most_kept = kept
         self._frames = Frames()
         self._lock = threading.Lock()
         self._written = SpillFile()
         self._read: Generator[Event | Exception] | None = None
-        self._read_count = 0  # the events that are left in the file that is being read
+        self._read_count = 0  # the number of events that are left in the file that is being read
         self._read_bytes = 0  # the size of the file that is being read
         self._warned: set[object] = set()  # the problems that were logged
         self._retry_at = float("-inf")  # the time of the next write after a failed one

@@ -50,8 +50,7 @@ def main() -> None:
 
     The command-line arguments are the file descriptor for answers and the program's process id.
     """
-    # Ctrl-C and a job scheduler's signals reach all processes of the group, but only the program ends this
-    # one
+    # signals of Ctrl-C and of a job scheduler reach this process too, but only the program may end it
     for signum in END_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
@@ -238,7 +237,7 @@ class _Acks:
         self._orphaned = orphaned
         self._lock = threading.RLock()  # reentrant, because a finalizer that runs in `_acknowledge` may log
         self._news = threading.Event()
-        self._finished = self._acknowledged = 0  # events of finished and of acknowledged deliveries
+        self._finished = self._acknowledged = 0  # the numbers of delivered and of acknowledged events
         self._untaken = self._untaken_acknowledged = 0
         self.recording = False
         self._awaited = ""
