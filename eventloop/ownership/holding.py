@@ -132,6 +132,8 @@ class Heartbeat:
         self._directories, self._lost, self._process = directories, lost, os.getpid()
         self._each_second, self._failed = each_second, set[int]()
         self._reported = self.ends = False
+        self.ended = False
+        """True from the last call of the functions on, and at no call before it."""
         self._words: SimpleQueue[State | None] = SimpleQueue()  # a signal handler may put into it
         self._thread = threading.Thread(target=self._run, name="eventloop heartbeat", daemon=True)
 
@@ -178,8 +180,9 @@ class Heartbeat:
                 for directory in self._directories:
                     with suppress(OSError):
                         directory.change(state)
+            self.ended = state is None
             self._call_each()
-            if state is None:
+            if self.ended:
                 return
 
     def _call_each(self) -> None:

@@ -64,8 +64,12 @@ class RunOwnership:
         """
         self.outcome: Outcome | None = None
         """How the run ends; None before."""
-        self.ended = False
-        """True once everything of the run is written."""
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything of the run is written; of the functions in `each_second` the last call alone."""
+        return self._ended or (self._heartbeat is not None and self._heartbeat.ended)
 
     # --- a run ---------------------------------------------------------------------------------------------
 
@@ -80,7 +84,7 @@ class RunOwnership:
             WorkDirInUseError: a live run owns one of them, or another run has saved there since the trainer
                 resumed. Nothing was changed.
         """
-        self.lost = self.ended = False
+        self.lost = self._ended = False
         self.outcome = None
         self._owns = self._decided(lambda: self._begin(trains=trains, owns=trains or writes))
         self._trains = trains
@@ -102,10 +106,11 @@ class RunOwnership:
 
     def end(self) -> None:
         """Give the directories back, once everything is written; it may be called again."""
-        self._owns, self.ended = False, True
+        self._owns = False
         if self._heartbeat is not None:
             self._heartbeat.end()
             self._heartbeat = None
+        self._ended = True
         if self._trains:
             self._trains, self._newest = False, None
 
