@@ -21,6 +21,43 @@ import sys, {module}
 print(*(m for m in sys.modules if m.startswith({banned})))
 """
 
+TRAINING = """
+import sys, torch
+from eventloop import Trainer
+from eventloop.writers import JSONLWriter
+
+batches = [(torch.ones(2, 1), torch.ones(2, 1))] * 3
+model = torch.nn.Linear(1, 1)
+trainer = Trainer(
+    model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=torch.nn.functional.mse_loss,
+    train_loader=batches, val_loader=batches, max_epochs=1, work_dir="run", writers=[JSONLWriter()],
+    default_hooks={"checkpoint": None},
+)
+trainer.train()
+print(*(name for name in sys.modules if name.startswith(("eventloop", "anyio"))))
+"""
+NOT_USED = (
+    "anyio",  # for coroutine subscribers
+    "eventloop.background.runners.task_runner",
+    "eventloop.checkpoint.directory",
+    "eventloop.checkpoint.store",
+    "eventloop.commands.client",
+    "eventloop.evaluation.prediction",
+    "eventloop.eventlog.reader",
+    "eventloop.hooks.checkpoint",
+    "eventloop.metrics.reduce",
+    "eventloop.metrics.statistics",
+    "eventloop.optim.schedulers",
+    "eventloop.processes.child",
+    "eventloop.resume.restoring",
+    "eventloop.steering.builtin",
+    "eventloop.steering.rollback",
+    "eventloop.tuning",
+    "eventloop.writers.console",
+)
+MOST_MODULES = 250
+"""The largest number of modules of eventloop that a short run imports; 1 ms of processor time for two."""
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -40,6 +77,15 @@ def test_core_loads_no_hook_writer_or_plotting_library(
     ran = python(LOADED.format(module=module, banned=banned))
 
     assert (ran.stdout.split(), ran.stderr) == ([], "")
+
+
+def test_a_run_imports_what_it_uses(python: Run) -> None:
+    """A run without checkpoints, commands, schedules and coroutines imports neither their modules nor their libraries."""
+    ran = python(TRAINING)
+    loaded = ran.stdout.split()
+
+    assert (ran.returncode, [name for name in NOT_USED if name in loaded]) == (0, []), ran.stderr
+    assert 100 < len(loaded) <= MOST_MODULES
 
 
 def test_no_core_file_names_a_hook_or_writer() -> None:
