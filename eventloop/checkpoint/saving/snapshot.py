@@ -86,10 +86,10 @@ class Snapshot:
         for source, view in zip(sources, views, strict=True):
             if source.data_ptr() not in later or not (source.is_cpu or source.is_cuda):
                 now.append((source, view))
-            elif source.is_cpu:
-                late.append((source, view))
-            else:
+            elif source.is_cuda:
                 beside.setdefault(source.device, []).append((source, view))
+            else:
+                late.append((source, view))
         _copy(now)
         self._tensors = {}
         self._views, self._copies = views, copies
