@@ -88,7 +88,7 @@ def test_many_ranks_are_compared_less_often(world_size: int, every: int) -> None
 
 def test_a_run_of_one_rank_exchanges_nothing(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is made for it, and no boundary looks for it."""
-    substitute(monkeypatch, "stopping.TimesExchange", None)
+    substitute(monkeypatch, "rank_times.TimesExchange", None)
 
     make_trainer().train()
 

@@ -71,7 +71,7 @@ MODULES = {
         "steering.commands",
         "stops.rank_stop",
         "stops.signals",
-        "stops.stopping",
+        "stops.rank_times",
         "temporary.process_identity",
         "training.heartbeat",
         "training.trainer",
