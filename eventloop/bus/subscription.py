@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
 from typing import Any, Protocol, Self, get_args
@@ -142,8 +141,7 @@ def handler_row(order: int, handler: Handler) -> PlanRow:
     return PlanRow(order, handler.priority, handler.name, handler.filter, "sync", budget_us=budget)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """The checked arguments of `bus.subscribe`, without the function and the events."""
 
     priority: int

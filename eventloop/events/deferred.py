@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from time import perf_counter, time
 from typing import NamedTuple, Protocol
 
@@ -26,8 +25,7 @@ class Deferred(Protocol):
         """Create the events. The bus's background thread calls this once."""
 
 
-@dataclass(eq=False, slots=True)
-class Pending:
+class Pending(msgspec.Struct, eq=False):
     """A placeholder in the queue of one subscriber for events that a `Deferred` object will create."""
 
     types: tuple[type[Event], ...]

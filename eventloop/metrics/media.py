@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 
@@ -31,8 +31,7 @@ WARNED_LIMIT = 256
 """The largest number of names of images for which a warning about values outside of [0, 1] is logged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Medium:
+class Medium(msgspec.Struct, frozen=True):
     """One image or histogram; the copy from the device to its `tensor` may still be in progress."""
 
     kind: Kind

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from eventloop.util.errors import CheckpointError
 from eventloop.util.suggest import near, suggest
@@ -27,8 +28,7 @@ _FOLLOWS = {
 """The settings that change by themselves if others do, with these others."""
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """A setting whose value in the checkpoint differs from this trainer's.
 
     Args:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch.utils.data import BatchSampler
 
 from eventloop.checkpoint.weights import unwrap

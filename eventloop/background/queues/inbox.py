@@ -11,10 +11,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain, islice
 from time import perf_counter
 from typing import Any
+
+import msgspec
 
 from eventloop.background.queues.account import Account
 from eventloop.background.queues.options import SubscriberOptions
@@ -39,8 +40,7 @@ the time, and half of a burst would stay in memory (`tests/background/test_overf
 Incoming = Queued | Pending
 
 
-@dataclass(slots=True)
-class Route:
+class Route(msgspec.Struct):
     """The filters of a subscriber for one type of event.
 
     Args:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, get_args
+
+import msgspec
 
 from eventloop.util.checks import at_least, check_bools, check_choice, check_seconds
 
@@ -14,8 +15,7 @@ OnError = Literal["disable", "log", "raise"]
 Offload = Literal["thread", "process"]
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriberOptions:
+class SubscriberOptions(msgspec.Struct, frozen=True):
     """The options of a background subscriber; `Bus.subscribe` explains them.
 
     `on_flush` and `on_close` are called on the subscriber's own thread, after the delivery of all events that
@@ -69,4 +69,4 @@ class SubscriberOptions:
     def changed(self) -> list[str]:
         """Return the names of the options that differ from their defaults."""
         default = SubscriberOptions()
-        return [name for name in self.__slots__ if getattr(self, name) != getattr(default, name)]
+        return [name for name in self.__struct_fields__ if getattr(self, name) != getattr(default, name)]

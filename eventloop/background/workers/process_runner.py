@@ -16,7 +16,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from math import inf
 from time import monotonic, perf_counter
 from typing import Any
@@ -64,7 +63,8 @@ def process_subscriber(
         TypeError: a worker could not import the handler.
     """
     target = pack(fn, options.on_flush, options.on_close)
-    subscriber = Subscriber(name, fn, replace(options, batch=False, on_flush=None, on_close=None), report)
+    here = msgspec.structs.replace(options, batch=False, on_flush=None, on_close=None)
+    subscriber = Subscriber(name, fn, here, report)
     calls = {"on_flush": options.on_flush, "on_close": options.on_close}
     called = frozenset(filter(calls.get, calls))
     subscriber.runner = ProcessRunner(subscriber, target, options.most, called)
