@@ -23,6 +23,8 @@ def find(dotted: str) -> object:
         except ModuleNotFoundError:
             continue
         for part in parts[length:]:
+            if isinstance(found, type) and part not in vars(found):  # an inherited one may be another method
+                raise AttributeError(f"{found.__name__} does not define {part}")
             found = getattr(found, part)
         return found
     raise ModuleNotFoundError(dotted)

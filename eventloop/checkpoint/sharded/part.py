@@ -1,7 +1,7 @@
 """Make a checkpoint durable that several ranks write together: each its own files, rank 0 also the rest.
 
     .epoch_3.<token of the run>-<number>.tmp/       all ranks write here; any rank may make the directory
-        __0_0.distcp, rank_0.pth, vote_0.json       ... of each rank; the vote comes last
+        __1_0.distcp, rank_1.pth, vote_1.json       of each rank; the vote last, and none of rank 0
         index.json, .metadata, state.pth            of rank 0, once all ranks have voted
         manifest.json                               last; then the directory is renamed to epoch_3
 
