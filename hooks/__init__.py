@@ -1,7 +1,8 @@
 """Run hooks, synchronous subscribers, on the training thread; a file has one hook or one family of hooks.
 
 Start with `hook`, the base class; `iter_timer` is a short example. Hooks may import every package of the
-engine except `cli`. They never import `eventloop.writers`; of the engine only `cli` and `bridges` import them.
+engine except `cli`. They never import `eventloop.writers`; of the engine only `cli` and `bridges` import
+hooks.
 
 A hook's module is imported with the first use of its name. So a run imports those that it has, and
 not the checkpoint store if it saves none.
