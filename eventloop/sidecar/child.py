@@ -1,6 +1,7 @@
 """Start an evaluator as a child process of a training, and start it again if it is killed.
 
-`AsyncValidationHook` uses it on rank 0. A background thread calls all methods except `end`.
+`AsyncValidationHook` uses it on rank 0. A background thread polls it each second, and the training thread ends
+it, perhaps at the moment at which it starts: a lock makes sure that no process is left behind then.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import logging
 import os
 import subprocess
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,6 +51,7 @@ class EvaluatorProcess:
         self._run, self._home = run.absolute(), Home.here()
         self._arguments = json.dumps([str(self._run), build, device, threads])
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # one thread at a time starts, replaces or ends the process
         self._restarts = 0
         self._ended = False
         self.failed = False
@@ -57,7 +60,8 @@ class EvaluatorProcess:
     @property
     def pid(self) -> int | None:
         """The process id; None while no evaluator runs."""
-        return None if self._process is None else self._process.pid
+        process = self._process
+        return None if process is None else process.pid
 
     def result_came(self) -> None:
         """Record that the evaluator has reported a result: the count of its restarts begins again at 0."""
@@ -65,13 +69,14 @@ class EvaluatorProcess:
 
     def poll(self) -> None:
         """Start the evaluator if it does not run and has not ended or failed. It is called every second."""
-        if self._ended or self.failed:
-            return
-        if self._process is None:
-            self._start()
-        elif (code := self._process.poll()) is not None:
-            self._process = None
-            self._handle_exit(code)
+        with self._lock:
+            if self._ended or self.failed:
+                return
+            if self._process is None:
+                self._start()
+            elif (code := self._process.poll()) is not None:
+                self._process = None
+                self._handle_exit(code)
 
     def _start(self) -> None:
         log = self._run / FOLDER / LOG
@@ -117,8 +122,9 @@ class EvaluatorProcess:
 
     def end(self) -> None:
         """Kill the evaluator; any thread may call this. A later evaluator validates the other checkpoints."""
-        self._ended = True
-        process, self._process = self._process, None
+        with self._lock:
+            self._ended = True
+            process, self._process = self._process, None
         if process is not None:
             process.kill()
             with suppress(subprocess.TimeoutExpired):

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,25 @@ def test_the_evaluator_ends_with_the_training(tmp_path: Path) -> None:
     assert pids
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+def child_processes() -> set[str]:
+    """The ids of the child processes of this process, of all its threads."""
+    return {pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+
+
+def test_an_evaluator_that_is_started_by_several_threads(tmp_path: Path) -> None:
+    """One process is started, whichever threads poll at one moment, and none is left after the end."""
+    before = child_processes()
+    for number in range(5):
+        (run := tmp_path / str(number)).mkdir()
+        evaluator = EvaluatorProcess(run, BUILD, None, 1)
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda _: evaluator.poll(), range(4)))
+            assert len(child_processes() - before) == 1
+            list(threads.map(lambda call: call(), [evaluator.poll, evaluator.end, evaluator.poll]))
+
+    assert child_processes() <= before
 
 
 # --- without a child ---------------------------------------------------------------------------------------
