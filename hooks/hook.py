@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import check_budget
-from eventloop.events.base import ALIASES, Event, event_name
-from eventloop.events.catalogue import declared_events, find_event
+from eventloop.events.base import ALIASES, Event, known_events
+from eventloop.events.catalogue import find_event
 from eventloop.events.filters import Predicate, check_filter
 from eventloop.events.priority import Priority, get_priority
 from eventloop.events.subscribed import check_possible
@@ -303,19 +303,39 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
         TypeError: a method looks like an event method but is not one, such as MMEngine's `_before_epoch` or
             Lightning's `on_train_start`, or two methods handle one event.
     """
-    all_events = [event_name(event_type) for event_type in declared_events()]
-    own_events = [event_name(each) for each in declared_events() if _is_from_eventloop(each)]
-    _refuse_mmengine_names(cls)
-    methods = []
-    for method in _candidate_methods(cls):
-        # a method of eventloop's own hooks may have the name of an event that other code declares
-        events = own_events if _is_from_eventloop(_defining_class(cls, method)) else all_events
-        if method in GENERIC or ALIASES.get(method, method) in events:
-            _refuse_missing_self(cls, method)
-            methods.append(method)
-        else:
-            _refuse_near_miss(cls, method, events)
+    candidates = _candidate_methods(cls)
+    methods = [method for method in candidates if _handles_event(cls, method)]
+    if not _is_from_eventloop(cls):  # a test checks eventloop's own hooks, not each start of a process
+        _check_methods(cls, methods, [method for method in candidates if method not in methods])
     return events_of(methods, cls.__name__)
+
+
+def _check_methods(cls: type[Hook], event_methods: Iterable[str], helpers: Iterable[str]) -> None:
+    """Refuse event methods without `self`, and other public methods whose names look like an event's.
+
+    Raises:
+        TypeError: naming the method, and what to write instead.
+    """
+    _refuse_mmengine_names(cls)
+    for method in event_methods:
+        _refuse_missing_self(cls, method)
+    for method in helpers:
+        own = _is_from_eventloop(_defining_class(cls, method))
+        _refuse_near_miss(cls, method, [name for name in known_events() if not own or _is_own_event(name)])
+
+
+def _handles_event(cls: type[Hook], method: str) -> bool:
+    """Return whether a hook's method has the name of an event, or of a method for all modes."""
+    event = ALIASES.get(method, method)
+    if method in GENERIC or event not in known_events():
+        return method in GENERIC
+    # a method of eventloop's own hooks may have the name of an event that other code declares
+    return _is_own_event(event) or not _is_from_eventloop(_defining_class(cls, method))
+
+
+def _is_own_event(name: str) -> bool:
+    """Return whether eventloop declares the event of a name."""
+    return any(_is_from_eventloop(event_type) for event_type in known_events()[name])
 
 
 def _is_from_eventloop(cls: type) -> bool:

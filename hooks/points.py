@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from eventloop.events import types as e
-from eventloop.events.base import ALIASES, event_name
-from eventloop.events.catalogue import declared_events
+from eventloop.events.base import ALIASES, known_events
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -105,7 +104,7 @@ def events_of(points: Iterable[str], owner: str) -> dict[str, list[str]]:
                 )
             method_of[event] = point
     events_of_method: dict[str, list[str]] = {}
-    for event in map(event_name, declared_events()):
+    for event in known_events():
         if event in method_of:
             events_of_method.setdefault(method_of[event], []).append(event)
     return events_of_method

@@ -1,7 +1,7 @@
 """Start an evaluator as a child process of a training, and start it again if it is killed.
 
-`AsyncValidationHook` uses it on rank 0. A background thread polls it each second, and the training thread ends
-it, perhaps at the moment at which it starts: a lock makes sure that no process is left behind then.
+`AsyncValidationHook` uses it on rank 0. A background thread polls the child each second. The training thread
+ends it, perhaps at the moment at which it is started; a lock ensures that no child is left then.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, BeforeTrainIter, Event, ScalarsLogged
 from eventloop.events.base import OWN_MODULES, event_name, known_events, snake_case
 from eventloop.events.catalogue import declared_events, find_event
+from eventloop.events.validation import refuse_live_fields
 from tests.support.internals import substitute
 
 
@@ -75,6 +76,13 @@ def test_catalogue_holds_every_family() -> None:
     own = {event_name(e) for e in declared_events() if e.__module__ in OWN_MODULES}
 
     assert own == expected
+
+
+def test_own_events_hold_no_live_objects() -> None:
+    """No event of eventloop has a field for a tensor or a module; a process that starts does not check this."""
+    for event_type in declared_events():
+        if event_type.__module__ in OWN_MODULES:
+            refuse_live_fields(event_type)
 
 
 def test_event_is_immutable_and_built_by_keyword() -> None:

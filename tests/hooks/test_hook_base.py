@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from eventloop import Priority, Trainer
+from eventloop import Priority, Trainer, hooks
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterValIter, BeforeTrainIter, Event
 from eventloop.events.base import known_events
@@ -78,6 +78,16 @@ def test_a_helper_may_begin_with_on(helper: str, bus: Bus) -> None:
     define(**{helper: nothing})().attach(bus)
 
     assert bus.stats() == []
+
+
+@pytest.mark.parametrize("name", hooks.__all__)
+def test_each_own_hook_can_be_subclassed(name: str) -> None:
+    """The methods of eventloop's own hooks have the names of events or of none, as those of a user's hook."""
+    cls = getattr(hooks, name)
+    if isinstance(cls, type) and issubclass(cls, Hook):
+        mine = type("Mine", (cls,), {})
+
+        assert vars(mine)["_points"] == vars(cls).get("_points", {})
 
 
 def test_events_of_others_change_no_hook_of_eventloop(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:

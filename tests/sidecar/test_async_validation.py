@@ -179,6 +179,11 @@ def child_processes() -> set[str]:
     return {pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
 
 
+def call(method: Callable[[], None]) -> None:
+    """Call a method, as a function for `Executor.map`."""
+    method()
+
+
 def test_an_evaluator_that_is_started_by_several_threads(tmp_path: Path) -> None:
     """One process is started, whichever threads poll at one moment, and none is left after the end."""
     before = child_processes()
@@ -186,9 +191,9 @@ def test_an_evaluator_that_is_started_by_several_threads(tmp_path: Path) -> None
         (run := tmp_path / str(number)).mkdir()
         evaluator = EvaluatorProcess(run, BUILD, None, 1)
         with ThreadPoolExecutor(4) as threads:
-            list(threads.map(lambda _: evaluator.poll(), range(4)))
+            list(threads.map(call, [evaluator.poll] * 4))
             assert len(child_processes() - before) == 1
-            list(threads.map(lambda call: call(), [evaluator.poll, evaluator.end, evaluator.poll]))
+            list(threads.map(call, [evaluator.poll, evaluator.end, evaluator.poll]))
 
     assert child_processes() <= before
 
