@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -306,20 +306,16 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
     candidates = _candidate_methods(cls)
     methods = [method for method in candidates if _handles_event(cls, method)]
     if not _is_from_eventloop(cls):  # a test checks eventloop's own hooks, not each start of a process
-        _check_methods(cls, methods, [method for method in candidates if method not in methods])
+        _check_methods(cls, candidates, methods)
     return events_of(methods, cls.__name__)
 
 
-def _check_methods(cls: type[Hook], event_methods: Iterable[str], helpers: Iterable[str]) -> None:
-    """Refuse event methods without `self`, and other public methods whose names look like an event's.
-
-    Raises:
-        TypeError: naming the method, and what to write instead.
-    """
+def _check_methods(cls: type[Hook], candidates: list[str], event_methods: list[str]) -> None:
+    """Refuse event methods without `self`, and other candidates whose names look like an event's."""
     _refuse_mmengine_names(cls)
     for method in event_methods:
         _refuse_missing_self(cls, method)
-    for method in helpers:
+    for method in [each for each in candidates if each not in event_methods]:
         own = _is_from_eventloop(_defining_class(cls, method))
         _refuse_near_miss(cls, method, [name for name in known_events() if not own or _is_own_event(name)])
 
