@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from types import FunctionType, MethodType
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 from eventloop.costs.handler_trend import HandlerTrend
 from eventloop.costs.records import IN_ITERATION, HandlerCost
@@ -185,19 +184,29 @@ def check_callable(fn: object) -> None:
 
 def calling_convention(fn: Callable[..., object], *, background: bool) -> Takes:
     """Return whether a handler takes `(event)` or `(trainer, event)`, from its signature."""
-    method = fn.__func__ if isinstance(fn, MethodType) and not background else None
-    if isinstance(method, FunctionType):
-        if method not in _method_conventions:
-            _method_conventions[method] = _convention(fn, background=False)
-        return _method_conventions[method]
+    if not background and isinstance(fn, MethodType) and _has_usual_signature(fn.__func__):
+        return "trainer"
     return _convention(fn, background=background)
 
 
-_method_conventions: WeakKeyDictionary[FunctionType, Takes] = WeakKeyDictionary()
-"""A cache of how methods are called, by their function: with `(event)` or `(trainer, event)`.
+_OTHER_KINDS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+"""The flags of functions that are generators, or take any number of arguments."""
+_DECORATED = {"__wrapped__", "__signature__"}
+"""The attributes of functions whose parameters are not those that `inspect.signature` returns."""
 
-Each trainer subscribes dozens of methods, and `inspect.signature` takes 50 us for each.
-"""
+
+def _has_usual_signature(method: Callable[..., object]) -> bool:
+    """Return whether a method is a plain function of (self, trainer, event), as most event methods are.
+
+    `inspect.signature` takes 50 us, for each of some 35 methods of each trainer (`benchmarks.short_run`).
+    """
+    if not isinstance(method, FunctionType) or method.__defaults__ or _DECORATED & vars(method).keys():
+        return False
+    code = method.__code__
+    names = code.co_varnames[: code.co_argcount]
+    return names == ("self", "trainer", "event") and not (
+        code.co_kwonlyargcount or code.co_flags & _OTHER_KINDS
+    )
 
 
 def _convention(fn: Callable[..., object], *, background: bool) -> Takes:

@@ -63,6 +63,33 @@ class YieldsLater:
         yield 1
 
 
+def decorated(method: Callable[..., None]) -> Callable[..., None]:
+    """A decorator whose wrapper shows the parameters of the method."""
+
+    @functools.wraps(method)
+    def wrapper(self: Any, trainer: Any, event: Any) -> None:
+        method(self, event)
+
+    return wrapper
+
+
+class Methods:
+    """Methods whose parameters have the usual names, and which are not called in the usual way."""
+
+    def keyword(self, trainer: Any, *, event: Any) -> None: ...
+
+    def default(self, trainer: Any, event: Any = None) -> None: ...
+
+    def generator(self, trainer: Any, event: Any) -> Iterator[int]:
+        yield 1
+
+    async def async_generator(self, trainer: Any, event: Any) -> AsyncIterator[int]:
+        yield 1
+
+    @decorated
+    def wrapped(self, trainer: Any) -> None: ...
+
+
 async def wants_trainer(trainer: Any, event: Event) -> None: ...
 
 
@@ -105,6 +132,11 @@ def test_what_is_no_event_is_refused(bus: Bus, event: Any, message: str) -> None
         (async_generator, "async_generator is a generator function: its body would never run"),
         (Yields(), "Yields.* is a generator function: its body would never run"),
         (YieldsLater(), "YieldsLater.* is a generator function: its body would never run"),
+        (Methods().keyword, "the call does not pass event"),
+        (Methods().default, "a handler with one required parameter gets the event"),
+        (Methods().generator, "Methods.generator is a generator function: its body would never run"),
+        (Methods().async_generator, "Methods.async_generator is a generator function"),
+        (Methods().wrapped, "a handler with one required parameter gets the event"),
         (wants_trainer, r"must take only \(event\): the trainer is passed only to sync handlers"),
     ],
 )
