@@ -173,8 +173,10 @@ class CheckpointHook(TunableInterval, Hook):
         self._training = self._records_evaluations = self._publishes = False
         self._session: Session | None = None
         self._same_metrics = False  # whether the loaded state watched the same metrics
-        self._validated: list[tuple[Mapping[str, float], int]] = []  # scores of weights to save later
-        self._passed_iter = self._passed_epoch = -1  # last iteration and epoch that ended
+        self._validated: list[
+            tuple[Mapping[str, float], int]
+        ] = []  # validations to record: metrics, iteration
+        self._passed_iter = self._passed_epoch = -1  # the last ones whose end this hook has handled
         self.saves = Saves()
 
     @property
@@ -240,7 +242,7 @@ class CheckpointHook(TunableInterval, Hook):
             trainer.copying.watch()
         state, commands = trainer.state, trainer.commands.recorded
         decided_by_rank_0(lambda: reconcile(self.retention, self.directory, trainer.iter, state, commands))
-        last = self.retention.last
+        last = self.retention.last  # the metrics of the last validation, and its iteration
         if self._same_metrics and last is not None and last[1] == trainer.iter:
             # after a kill, some best checkpoints of one validation may be missing
             self._validated.insert(0, last)
@@ -282,16 +284,16 @@ class CheckpointHook(TunableInterval, Hook):
             return
         within = trainer.within
         self._validated.append((event.metrics, trainer.iter + (within == "iter")))
-        passed = {
+        may_save = {
             "": self._training,
             "iter": self._passed_iter == trainer.iter,
             "epoch": self._passed_epoch == trainer.epoch,
         }
-        if passed[within]:
+        if may_save[within]:
             self._save_validated(trainer)
 
     def _save_validated(self, trainer: Trainer) -> None:
-        """Record each waiting validation, and save if it has one of the best scores."""
+        """Record the validations that are not recorded yet; save the weights if a score is one of the best."""
         self.saves.report_done(trainer)  # first, so that a best score whose save has failed no longer counts
         validated, self._validated = self._validated, []
         for metrics, iteration in validated:
@@ -313,12 +315,15 @@ class CheckpointHook(TunableInterval, Hook):
             ValueError: the metrics do not have one of `save_best` (the message suggests one).
         """
         if self._records_evaluations and trainer.bus.failing is None:
-            watched, place = self._watched, self.directory
-            Marking(self.retention, self.saves, watched, place, self._regular_name).record(trainer, event)
+            watched, directory = self._watched, self.directory
+            Marking(self.retention, self.saves, watched, directory, self._regular_name).record(trainer, event)
 
     def _best_name(self, trainer: Trainer, metric: str) -> str:
-        done = trainer.epoch + (trainer.within == "epoch"), trainer.iter + (trainer.within == "iter")
-        return BEST.format(file_part(metric), self._regular_name(*done))
+        epochs, iterations = (
+            trainer.epoch + (trainer.within == "epoch"),
+            trainer.iter + (trainer.within == "iter"),
+        )
+        return BEST.format(file_part(metric), self._regular_name(epochs, iterations))
 
     def _regular_name(self, epochs: int, iterations: int) -> str:
         by_epoch = bool(self._by_epoch)
@@ -423,12 +428,15 @@ class CheckpointHook(TunableInterval, Hook):
             self.retention.done(name)  # only rank 0 learns whether the save succeeds
 
     def save_now(self, trainer: Trainer, suffix: str = "") -> Saving:
-        """Save between two iterations; without a suffix for the name not if this iteration is saved."""
+        """Save between two iterations, unless this iteration is saved already and no suffix is given.
+
+        The suffix is appended to the checkpoint's name.
+        """
         if not suffix and (saved := decided_by_rank_0(lambda: self.retention.saved_as(trainer.iter))):
             path = self.directory / saved
             return Saving(path, durable=all(saving.path != path for saving in self.saves.under_way))
         path = self.directory / (self._name_now(trainer) + suffix)
-        path = decided_by_rank_0(lambda: unused(path)) if suffix else path
+        path = decided_by_rank_0(lambda: unused(path)) if suffix else path  # rank 0 sees what exists
         self._save(trainer, path.name)
         return Saving(path)
 

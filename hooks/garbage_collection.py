@@ -109,8 +109,8 @@ class GarbageCollectionHook(Hook):
         # before gc.disable: a Ctrl-C between the two lines must not leave the collection off for ever
         _active_hooks.add(self)
         gc.disable()
-        earlier_models = [other.model for other in list(_trainers) if other is not trainer]
-        if any(_bytes_of(model) > LARGE for model in earlier_models):
+        # no local variable may refer to an earlier model here: the collection would not free it
+        if any(_bytes_of(other.model) > LARGE for other in list(_trainers) if other is not trainer):
             gc.collect()  # else an earlier trainer that is garbage would be frozen, and stay in memory
         _trainers.add(trainer)
 

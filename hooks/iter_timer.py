@@ -29,11 +29,11 @@ class IterTimerHook(Hook):
     priority = Priority.NORMAL
 
     def __init__(self) -> None:
-        self._last_call = 0.0
-        self._evaluations_at_last_call = 0.0
+        self._last_call = 0.0  # the `perf_counter` of the last call
+        self._evaluations_at_last_call = 0.0  # seconds of all evaluations until then
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Start the clock before the first iteration of an epoch."""
+        """Measure the first iteration of an epoch from here, not from the end of the epoch before."""
         self._last_call, self._evaluations_at_last_call = perf_counter(), trainer.clock.evaluations
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:

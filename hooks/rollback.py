@@ -258,16 +258,19 @@ class _SpikeDetector:
         )
 
     def add(self, iteration: int, value: float) -> None:
-        """Add the value of an iteration; after a spike usual values have no effect any more."""
+        """Add the value of an iteration to the spike if it is unusual, else to the last usual values.
+
+        Once there is a spike, usual values are ignored: `RollbackHook` replaces the detector in a rollback.
+        """
         if self._is_unusual(value):
             if not self._unusual:
                 self.begin = iteration
             self._unusual.append(value)
             self.end = iteration
         elif not self.is_spike:
-            # the unusual values before this one were too few for a spike, so they count as usual ones
-            for usual in filter(isfinite, (*self._unusual, value)):
-                self._append(usual)
+            # the unusual values before this one are too few for a spike, so they too become usual ones
+            for finite in filter(isfinite, (*self._unusual, value)):
+                self._append(finite)
             self._unusual.clear()
 
     @property

@@ -29,7 +29,7 @@ ALIKE = (
 
 
 class RecordedIndices:
-    """Record the indices of each batch of a pass, as a batch sampler that wraps the loader's own.
+    """Wrap the batch sampler of a loader to record the indices of each batch of a pass.
 
     Args:
         loader: a copy of the user's loader, whose batch sampler is replaced by this object. A loader without
@@ -121,7 +121,7 @@ def in_dataset_order(
 
 
 def _samples(ranks: Sequence[_RankOutputs]) -> list[tuple[int, int]]:
-    """Return for each row of the joined outputs the number of its data set, and its index in there."""
+    """Return for each row of the joined outputs the number of its data set, and its index in that set."""
     numbers: dict[tuple[Any, ...], int] = {}
     samples = []
     for rank in ranks:

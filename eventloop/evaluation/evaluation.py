@@ -1,4 +1,4 @@
-"""Average metrics over a validation or test pass, and read them from the device once, at its end."""
+"""Average metrics over a validation or test, and read them from the device once, at the end."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ class Averages:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, torch.Tensor] = {}
-        self._samples: dict[str, int] = {}
-        self._means: dict[str, Mean] = {}
+        self._sums: dict[str, torch.Tensor] = {}  # of the tensors of each name, multiplied by their samples
+        self._samples: dict[str, int] = {}  # the number of samples in each of these sums
+        self._means: dict[str, Mean] = {}  # of the numbers of each name
 
     def add(self, name: str, value: Any, samples: int) -> None:
         """Add the mean `value` over the samples of a batch; ignore it if the batch has no samples.
@@ -124,7 +124,7 @@ class Averages:
         A name that only some ranks have is averaged over those ranks.
         """
         own = dict(self._means)
-        for name, total in self._read_sums():
+        for name, total in self._read_sums():  # a name may have tensors in some batches, numbers in others
             mean_of_tensors = Mean(total / self._samples[name], self._samples[name])
             own[name] = _combined(own.get(name, NOTHING), mean_of_tensors)
         ranks = gather(own)  # not an all-reduce, which would hang if ranks have different names
@@ -151,7 +151,7 @@ def _combined(first: Mean, second: Mean) -> Mean:
         return first
     if math.isfinite(first.value) and math.isfinite(second.value):
         return Mean(first.value + (second.value - first.value) * (second.samples / samples), samples)
-    return Mean(first.value + second.value, samples)  # NaN or infinite
+    return Mean(first.value + second.value, samples)  # NaN or infinite, as the weighted sum would be
 
 
 class Evaluation:
@@ -178,7 +178,7 @@ class Evaluation:
         self._unusable = set() if unusable is None else unusable
         self._evaluators = name_evaluators(evaluator)
         self._averages = Averages()
-        self._sources: dict[str, str] = {}  # the name of each metric, and who reports it
+        self._sources: dict[str, str] = {}  # for each metric "val_step", or the evaluator that reports it
         for metric in self._evaluators.values():
             if device is not None and isinstance(metric, torch.nn.Module):
                 metric.to(device)
@@ -186,7 +186,7 @@ class Evaluation:
                 metric.reset()
 
     def add(self, outputs: Mapping[str, Any], samples: int) -> None:
-        """Add the outputs of one batch, which has so many samples.
+        """Add the outputs of one batch, which has `samples` samples.
 
         Raises:
             ValueError: an evaluator needs `preds` and `target`, or two sources report the same metric.
@@ -264,7 +264,7 @@ class Evaluation:
             logger.warning(message, *values)
 
     def _set_source(self, name: str, source: str) -> None:
-        """Store who reports a metric; refuse a second source of it."""
+        """Store that `source` reports a metric; refuse a second source of the same metric."""
         if (first := self._sources.setdefault(name, source)) != source:
             raise ValueError(
                 f"the metric {name!r} comes from {first} and from {source}: give the evaluator another name, "
@@ -347,7 +347,7 @@ def is_classification(preds: Any, target: Any) -> bool:
 
 
 def _is_metric_of_samples(name: object, value: torch.Tensor | np.ndarray[Any, Any]) -> bool:
-    """Return whether a tensor seems to have a metric of each sample, so that its mean was forgotten."""
+    """Return whether a tensor seems to have one value for each sample, of which the user forgot the mean."""
     return (value.ndim == 1 and len(value) > 1) or name == "loss"
 
 

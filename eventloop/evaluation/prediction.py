@@ -29,6 +29,7 @@ from eventloop.util.functions import check_call, handler_name, is_coroutine_func
 BACKLOG_BYTES = 256 * 2**20
 """The most bytes of outputs that `predict(to=...)` queues; the prediction waits for a slower subscriber."""
 _POLL_SECONDS = 0.1
+"""Seconds between two checks of how many outputs the subscriber has handled."""
 
 
 class Sink(Protocol):
@@ -182,7 +183,7 @@ class Stream:
             self._raise_if_incomplete()
 
     def end(self, *, complete: bool) -> None:
-        """Wait until the subscriber has received everything.
+        """Wait until the subscriber has received the outputs of all batches.
 
         Raises:
             Exception: the error that `to` has raised.

@@ -52,10 +52,10 @@ class Carried(Protocol):
     """Numbers that some of the all-reduces add up over all ranks, besides the requests to stop."""
 
     every: int
-    """Every so many all-reduces, one carries the numbers."""
+    """How often the numbers are sent: 1 if with each all-reduce, 100 if with every hundredth."""
 
     def numbers(self) -> list[float]:
-        """Return a list that is equally long on all ranks: numbers of this rank, and zeros for the others."""
+        """Return a list with a place for each rank's numbers: this rank's, and zeros for the others."""
 
     def receive(self, numbers: Sequence[float]) -> None:
         """Receive the numbers of all ranks; every rank receives them at the same boundary."""
@@ -128,10 +128,10 @@ class Agreement:
     """Let all ranks agree whether the run stops. The constructor is a collective: it makes a gloo group."""
 
     def __init__(self) -> None:
-        self._world = dist.group.WORLD
+        self._world = dist.group.WORLD  # the default process group, to notice a new one
         self._size = dist.get_world_size()
         self._group = _new_group()
-        self._sums = _Sum(), _Sum()  # used alternately
+        self._sums = _Sum(), _Sum()  # used alternately: one may be unread when the next one starts
         self._count = 0  # the number of sums in this run
         self._pending: _Sum | None = None  # started at the last boundary, not read
         self._carried: Carried | None = None
@@ -152,7 +152,7 @@ class Agreement:
         return self._world is dist.group.WORLD
 
     def carry(self, carried: Carried) -> None:
-        """Set the numbers that sums of this run carry; all ranks must call this, with equally long lists."""
+        """Send these numbers with the sums of this run; all ranks must call this, with equally long lists."""
         self._carried = carried
 
     def boundary(self, *, requested: bool) -> bool:
@@ -174,7 +174,7 @@ class Agreement:
         """Wait for all ranks at the end of a pass, and return whether one of them has a request.
 
         Args:
-            requested: whether this rank has a request to stop.
+            requested: whether this rank has a request to stop, or a command.
         """
         if self._any_pending_request():
             return True
@@ -215,7 +215,7 @@ class Agreement:
         return pending is not None and pending.resolve(ITERATION) > 0
 
     def _start_sum(self, requested: bool) -> _Sum:
-        """Start an all-reduce, which carries the numbers if it is their turn."""
+        """Start an all-reduce, every `every`-th with the carried numbers; `requested` as for `boundary`."""
         self._count += 1
         if self._carried is not None and self._count % self._carried.every == 0:
             new_sum = _Sum(self._carried)
