@@ -54,7 +54,7 @@ class CheckInvalidLossHook(Hook):
         self._events: list[AfterTrainIter] = []
         self._losses: list[torch.Tensor] = []
         self._unread: deque[_Interval] = deque()
-        # a new object: a background thread may still write an invalid loss of an earlier training to the old one
+        # a new object: a background thread may still read losses of an earlier training, and set the old one
         self._invalid = _InvalidLoss()
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:

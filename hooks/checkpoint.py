@@ -173,9 +173,7 @@ class CheckpointHook(TunableInterval, Hook):
         self._training = self._records_evaluations = self._publishes = False
         self._session: Session | None = None
         self._same_metrics = False  # whether the loaded state watched the same metrics
-        self._validated: list[
-            tuple[Mapping[str, float], int]
-        ] = []  # validations to record: metrics, iteration
+        self._validated: list[tuple[Mapping[str, float], int]] = []  # to record: metrics, iteration
         self._passed_iter = self._passed_epoch = -1  # the last ones whose end this hook has handled
         self.saves = Saves()
 
@@ -282,18 +280,17 @@ class CheckpointHook(TunableInterval, Hook):
         """
         if event.reason != COMPLETED:
             return
-        within = trainer.within
-        self._validated.append((event.metrics, trainer.iter + (within == "iter")))
+        self._validated.append((event.metrics, trainer.iter + (trainer.within == "iter")))
         may_save = {
             "": self._training,
             "iter": self._passed_iter == trainer.iter,
             "epoch": self._passed_epoch == trainer.epoch,
         }
-        if may_save[within]:
+        if may_save[trainer.within]:
             self._save_validated(trainer)
 
     def _save_validated(self, trainer: Trainer) -> None:
-        """Record the validations that are not recorded yet; save the weights if a score is one of the best."""
+        """Record the validations that are not recorded yet; save the weights for a score among the best."""
         self.saves.report_done(trainer)  # first, so that a best score whose save has failed no longer counts
         validated, self._validated = self._validated, []
         for metrics, iteration in validated:
@@ -319,11 +316,8 @@ class CheckpointHook(TunableInterval, Hook):
             Marking(self.retention, self.saves, watched, directory, self._regular_name).record(trainer, event)
 
     def _best_name(self, trainer: Trainer, metric: str) -> str:
-        epochs, iterations = (
-            trainer.epoch + (trainer.within == "epoch"),
-            trainer.iter + (trainer.within == "iter"),
-        )
-        return BEST.format(file_part(metric), self._regular_name(epochs, iterations))
+        completed = trainer.epoch + (trainer.within == "epoch"), trainer.iter + (trainer.within == "iter")
+        return BEST.format(file_part(metric), self._regular_name(*completed))
 
     def _regular_name(self, epochs: int, iterations: int) -> str:
         by_epoch = bool(self._by_epoch)
@@ -379,6 +373,7 @@ class CheckpointHook(TunableInterval, Hook):
     def _save(
         self, trainer: Trainer, name: str, *, within: Within = "", best: str = "", score: float = 0.0
     ) -> None:
+        """Begin to save a checkpoint; `best` is the metric of which its `score` is one of the best."""
         if trainer.bus.failing is not None:
             return  # an earlier handler of this event failed, so the state must not be resumed from
         path, began = self.directory / name, perf_counter()
@@ -402,7 +397,7 @@ class CheckpointHook(TunableInterval, Hook):
             raise
         for key in self._omitted:
             state.pop(key, None)
-        if skips:  # only now: the other ranks do not know this, and `gather` needs all ranks
+        if skips:  # only now: the other ranks do not know this, and wait for this rank in `gather`
             self.retention.failed(name)
             self.saves.skip(trainer, path)
         elif trainer.rank == 0 and trainer.ownership.lost:  # the directory is another run's by now
@@ -410,8 +405,8 @@ class CheckpointHook(TunableInterval, Hook):
         elif trainer.rank == 0 or self._session is not None:
             job = Job(path, must=bool(best) or ends, last=ends)
             if trainer.rank == 0:
-                # the checkpoints of all hooks of the run share one order
-                self.retention.sequence = 1 + max([hook.sequence() for hook in checkpoint_hooks(trainer)])
+                hooks = checkpoint_hooks(trainer)  # whose checkpoints share one order
+                self.retention.sequence = 1 + max(hook.sequence() for hook in hooks)
                 label, old = self.retention.label(best), self._paths(replaced.names)
                 job = job._replace(label=label, replaces=old, spares=replaced.spares)
             self.saves.begin(
@@ -428,10 +423,7 @@ class CheckpointHook(TunableInterval, Hook):
             self.retention.done(name)  # only rank 0 learns whether the save succeeds
 
     def save_now(self, trainer: Trainer, suffix: str = "") -> Saving:
-        """Save between two iterations, unless this iteration is saved already and no suffix is given.
-
-        The suffix is appended to the checkpoint's name.
-        """
+        """Save between two iterations; without a suffix for the name only if this iteration is not saved."""
         if not suffix and (saved := decided_by_rank_0(lambda: self.retention.saved_as(trainer.iter))):
             path = self.directory / saved
             return Saving(path, durable=all(saving.path != path for saving in self.saves.under_way))

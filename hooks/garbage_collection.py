@@ -84,7 +84,9 @@ class GarbageCollectionHook(Hook):
         positive("interval", interval)
         check_bools(freeze=freeze)
         self._interval, self._freeze = interval, freeze
-        self._will_freeze = self._has_frozen = False
+        self._will_freeze = self._has_frozen = (
+            False  # whether this training will freeze, or has frozen, objects
+        )
 
     def attach(self, bus: Bus) -> None:
         """Subscribe the event methods, with `after_iter` only at every `interval`-th iteration."""
@@ -122,7 +124,7 @@ class GarbageCollectionHook(Hook):
         if training and self._will_freeze:
             self._freeze_objects()
             return
-        number = (event.iter if training else event.batch_idx) // self._interval + 1
+        number = (event.iter if training else event.batch_idx) // self._interval + 1  # of this collection
         if number % 100 == 0:
             self._collect(ALL)
         else:
@@ -150,7 +152,7 @@ class GarbageCollectionHook(Hook):
         """Freeze the objects that exist now, such as the optimizer's state, unless others are frozen."""
         self._will_freeze = False
         if _nothing_is_frozen():
-            # until now only YOUNG was collected, so MIDDLE includes all objects created since `before_train`
+            # until now only YOUNG was collected, so MIDDLE includes all objects created since the start
             gc.collect(MIDDLE)
             self._has_frozen = True
             gc.freeze()
@@ -179,7 +181,7 @@ def _bytes_of(model: nn.Module) -> int:
 
 
 def _nothing_is_frozen() -> bool:
-    """Return whether only Python itself has frozen objects; counting them takes up to 30 ms."""
+    """Return whether nobody but Python itself has frozen objects; counting them takes up to 30 ms."""
     return gc.get_freeze_count() <= FROZEN_AT_START
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 DEFAULT_TIMERS = ("iter", "data", "infer", "post")
+"""The names of the timers that the hook runs in a test."""
 
 
 class Timer:
@@ -210,7 +211,7 @@ class TestHook(Hook):
             logger.info("%s", line + other_timers + suffix)
 
     def _is_due(self, done: int, end: int | None) -> bool:
-        """Return whether a line is logged after `done` batches, of which `end` is the last."""
+        """Return whether a line is logged after `done` batches; `end` is the number of the last batch."""
         return done % self.logperiod == 0 or done == end
 
     def _progress_line(self, done: int, span: tuple[int, int | None, int | None], images: int) -> str:
@@ -300,7 +301,7 @@ class TestHook(Hook):
         timer.tic()
 
     def _toc(self, name: str) -> float | None:
-        """Stop a running timer; return its seconds, or None in the warm-up, in which they are dropped."""
+        """Stop a running timer, and return its seconds; in the warm-up discard them, and return None."""
         timer = self.timers[name]
         if self.iter <= self.num_warmup:
             timer.drop()

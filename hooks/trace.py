@@ -171,14 +171,14 @@ class TraceHook(Hook):
         self._first = iteration + begin
 
     def _next_window(self, iteration: int) -> Extent | None:
-        """Return the window that contains `iteration`, from there on, or else the next window."""
+        """Return the window that contains `iteration`, cut to begin there, or else the next window."""
         for begin, end in self._given_windows or self._computed_windows(iteration):
             if end > iteration:
                 return max(begin, iteration), end
         return None
 
     def _computed_windows(self, iteration: int) -> list[Extent]:
-        """Return the last window that begins at or before `iteration`, and the next one, by the options.
+        """Return the last window that begins at or before `iteration`, and the next one after it.
 
         Without `every` there is only the first window.
         """
@@ -186,8 +186,8 @@ class TraceHook(Hook):
         if self._every is None:
             begins = [self._first]
         else:
-            number = max(0, iteration - self._first) // self._every
-            begins = [self._first + number * self._every, self._first + (number + 1) * self._every]
+            index = max(0, iteration - self._first) // self._every  # of the window, counted from 0
+            begins = [self._first + index * self._every, self._first + (index + 1) * self._every]
         return [(begin, begin + self._iterations) for begin in begins if self._iterations]
 
     def _open_or_subscribe(self, trainer: Trainer, iteration: int, after: int = 0) -> None:
@@ -195,7 +195,7 @@ class TraceHook(Hook):
 
         Args:
             iteration: the next iteration.
-            after: windows, or their parts, before this iteration are not recorded.
+            after: nothing is recorded before this iteration, as when another recording is open until then.
         """
         extent = self._next_window(max(iteration, after))
         if extent is None:
