@@ -136,6 +136,7 @@ class AsyncValidationHook(Hook):
     def _must_wait(self, trainer: Trainer, deadline: float) -> bool:
         """Return whether the metrics of a checkpoint are missing and may still arrive before `deadline`."""
         failed = self._process is not None and self._process.failed
+        # a signal sets `overtime` to False, because a kill may follow soon
         may_wait = trainer.bus.overtime and time.monotonic() < deadline
         return bool(_unvalidated_checkpoints(trainer)) and not failed and may_wait
 

@@ -51,6 +51,7 @@ class CheckInvalidLossHook(Hook):
         self._reset()
 
     def _reset(self) -> None:
+        """Discard all losses, read and unread."""
         self._events: list[AfterTrainIter] = []
         self._losses: list[torch.Tensor] = []
         self._unread: deque[_Interval] = deque()

@@ -124,6 +124,7 @@ class Hook(Points):
     """The names of the event methods that this class overrides, each with the events that it handles."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Check the attributes of a new hook class, and find its event methods."""
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             cls.__init__ = _storing_arguments(cls.__init__)  # type: ignore[method-assign]

@@ -42,6 +42,6 @@ class IterTimerHook(Hook):
         evaluations = clock.evaluations - self._evaluations_at_last_call
         total = now - self._last_call - evaluations
         self._last_call, self._evaluations_at_last_call = now, clock.evaluations
-        step = clock.forward + clock.backward + clock.optimizer
-        rest = total - clock.data - step
-        trainer.metrics.put_floats(TIMES, [total, clock.data, step, rest])
+        step_time = clock.forward + clock.backward + clock.optimizer
+        hook_time = total - clock.data - step_time
+        trainer.metrics.put_floats(TIMES, [total, clock.data, step_time, hook_time])

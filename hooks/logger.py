@@ -334,15 +334,15 @@ class LoggerHook(TunableInterval, Hook):
         Args:
             iteration: the iteration in which all ranks log, if the values are to be reduced over them.
         """
-        metrics, place = trainer.metrics, trainer.place
-        collected = metrics.collect(place, since=self._first_to_log)
+        metrics, limits = trainer.metrics, trainer.place
+        collected = metrics.collect(limits, since=self._first_to_log)
         packet: Packet | Reduced = collected
         self._first_to_log = 0
         if self._reducer is not None and iteration is not None:
             packet = self._reducer.reduce(collected, iteration)
         trainer.bus.post(packet if self._statistics is None else self._statistics.wrap(packet), ScalarsLogged)
         if metrics.pending_media:
-            trainer.bus.post(metrics.collect_media(place), ImageLogged, HistogramLogged)
+            trainer.bus.post(metrics.collect_media(limits), ImageLogged, HistogramLogged)
 
     def _log_metrics(self, trainer: Trainer, mode: str, metrics: dict[str, float]) -> None:
         if metrics:

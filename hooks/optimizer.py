@@ -213,7 +213,7 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
         if trainer.optimizer is not self._given or self._given is None:
             self._set_optimizers(trainer)
         loss, window, clock = loss_of(trainer.outputs), self._window, trainer.clock
-        if window is None or not window.count:
+        if window is None or not window.count:  # no gradients are accumulated
             if window is not None:
                 window.divisor = window.length(trainer)
             for optimizer in self._optimizers:

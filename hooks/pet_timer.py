@@ -223,18 +223,18 @@ class TestHook(Hook):
             images: the number of images in a batch if these numbers count images, else 1.
         """
         start, end, total = span
-        of_process = None if end is None else end - start + 1
+        own_total = None if end is None else end - start + 1
         seconds = [self.timers[name].average_time / images for name in DEFAULT_TIMERS]
-        measured = self.timers["iter"].calls > 0
-        eta = timedelta(seconds=int(seconds[0] * (end - done))) if measured and end is not None else None
-        last, everything, number, remaining = (
-            "?" if value is None else value for value in (end, total, of_process, eta)
+        is_measured = self.timers["iter"].calls > 0
+        eta = timedelta(seconds=int(seconds[0] * (end - done))) if is_measured and end is not None else None
+        end_text, total_text, own_total_text, eta_text = (
+            "?" if value is None else value for value in (end, total, own_total, eta)
         )
         prefix = f"[{self.cfg_filename}]" if self.cfg_filename else ""
         return (
-            f"{prefix}[Testing][range:{start}-{last} of {everything}][{done}/{number}]"
+            f"{prefix}[Testing][range:{start}-{end_text} of {total_text}][{done}/{own_total_text}]"
             f"[{seconds[0]:.3f}s = {seconds[1]:.3f}s + {seconds[2]:.3f}s + {seconds[3]:.3f}s]"
-            f"[eta: {remaining}]"
+            f"[eta: {eta_text}]"
         )
 
     def _other_timers_line(self, images: int) -> str:

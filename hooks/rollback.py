@@ -103,7 +103,8 @@ class RollbackHook(Hook):
         self._margin, self._max_rollbacks, self._skip = margin, max_rollbacks, skip
         self._scale_lr = 1.0 if scale_lr is None else scale_lr
         self._detector = self._new_detector(())
-        self._requested = self._warned = False  # a rollback; of a rollback that was refused
+        self._requested = False  # whether a rollback is requested
+        self._warned = False  # whether the warning of a refused rollback was logged
 
     def check(self, trainer: Trainer) -> None:
         """Refuse a trainer without a logger or checkpoints, or with a CheckInvalidLossHook.

@@ -123,11 +123,11 @@ class Averages:
 
         A name that only some ranks have is averaged over those ranks.
         """
-        own = dict(self._means)
+        own_means = dict(self._means)
         for name, total in self._read_sums():  # a name may have tensors in some batches, numbers in others
             mean_of_tensors = Mean(total / self._samples[name], self._samples[name])
-            own[name] = _combined(own.get(name, NOTHING), mean_of_tensors)
-        ranks = gather(own)  # not an all-reduce, which would hang if ranks have different names
+            own_means[name] = _combined(own_means.get(name, NOTHING), mean_of_tensors)
+        ranks = gather(own_means)  # not an all-reduce, which would hang if ranks have different names
         means = {}
         for name in sorted({name for rank in ranks for name in rank}):
             means[name] = reduce(_combined, (rank[name] for rank in ranks if name in rank)).value
@@ -321,11 +321,11 @@ def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:
     for name, each in by_name.items():
         if isinstance(each, type):
             raise TypeError(f"evaluator {name!r} is a class: give an object of it, {each.__name__}()")
-        which = f"evaluator {name!r}" if has_names else "evaluator"
-        check_plain(which, each, "preds", "target")
+        subject = f"evaluator {name!r}" if has_names else "evaluator"
+        check_plain(subject, each, "preds", "target")
         if not isinstance(each, Metric) and not callable(each):
             hint = ": a config does not make one" if name == "type" else ""
-            raise TypeError(f"{which} must be a function (preds, target) or a metric, got {each!r}{hint}")
+            raise TypeError(f"{subject} must be a function (preds, target) or a metric, got {each!r}{hint}")
     return by_name
 
 
@@ -362,8 +362,8 @@ def _by_name(evaluator: str, scores: Any) -> Mapping[str, Any]:
         if not is_single(value):
             shape = getattr(value, "shape", None)
             got = f"{value!r:.80}" if shape is None else f"a tensor of shape {tuple(shape)}: take its mean()"
-            which = f" as {key!r}" if by_name is scores else ""
-            raise TypeError(f"evaluator {evaluator!r} must return a number{which}, got {got}")
+            under_key = f" as {key!r}" if by_name is scores else ""
+            raise TypeError(f"evaluator {evaluator!r} must return a number{under_key}, got {got}")
     return by_name
 
 

@@ -54,6 +54,7 @@ class MonitoredMetrics:
     def __init__(self, trainer: TrainerParts, sanity_val: int | None, *, own_val_step: bool) -> None:
         _check_sanity_val(sanity_val, trainer.val_loader)
         self._trainer, self._sanity_val = trainer, sanity_val
+        # whether to run `val_step` once, because nothing else shows that the batches fit it
         self._tries_step = trainer.loss_fn is None and not own_val_step and trainer.val_loader is not None
         self._certain, self._possible = reported_names(trainer.evaluator, trainer.loss_fn, own_val_step)
         self._required: list[tuple[str, str]] = []  # each metric, and the option of a hook that names it
@@ -192,6 +193,7 @@ class MonitoredMetrics:
         known, lower = sorted(names), metric.lower()
         similar = [name for name in known if lower in name.lower() or name.lower() in lower]
         suggestion = near(metric, known) or (f": did you mean {similar[0]!r}?" if similar else ".")
+        # from the last pass on: the first one may have no prefix, with which every name begins
         prefixes = (of_loader(each, "") for each in reversed(self._passes))
         prefix = next((each for each in prefixes if metric.startswith(each)), "")
         return (

@@ -53,6 +53,7 @@ class TimesExchange:
 
         Times that cover too few iterations, as around an evaluation, are added to the times received next.
         """
+        # the phases of each rank since the last exchange
         window: Window = [self._phases(numbers[i : i + _WIDTH]) for i in range(0, len(numbers), _WIDTH)]
         if self._short_window is not None:
             window = summed([self._short_window, window])

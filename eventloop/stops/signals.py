@@ -75,6 +75,7 @@ class StopSignals:
         self._over = False  # whether the block has ended
 
     def __enter__(self) -> Self:
+        """Install the handlers."""
         if threading.current_thread() is not threading.main_thread():
             return self
         for signum in self._signals:
@@ -89,6 +90,7 @@ class StopSignals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        """Restore the earlier handlers; with `exits` call `afterwards` before, and end the program after."""
         ends_run = self._exits and os.getpid() == self._process
         try:
             if ends_run and not isinstance(error, KeyboardInterrupt):

@@ -202,13 +202,13 @@ class Stopping:
             length: the number of batches on this rank; None if it is unknown.
             trains: whether the pass trains the model.
         """
-        own = 0 if length is None else length
+        own_length = 0 if length is None else length
         if not self.together or self._agreement is None:
-            return own
-        least, most = self._agreement.extremes(own)
+            return own_length
+        least, most = self._agreement.extremes(own_length)
         if trains and 0 < least < most and (least, most) not in self._warned:
             self._warned.add((least, most))
-            logger.warning(UNEQUAL, self._trainer.rank, own, least, most, least)
+            logger.warning(UNEQUAL, self._trainer.rank, own_length, least, most, least)
         return least
 
     def texts_of_ranks(self, text: str) -> dict[int, str]:
@@ -383,10 +383,10 @@ def merged(of_ranks: Sequence[Sequence[Command]]) -> list[Command]:
     """
     commands: list[Command] = []
     for of_rank in of_ranks:
-        missing = Counter(map(_as_bytes, of_rank)) - Counter(map(_as_bytes, commands))
+        additional = Counter(map(_as_bytes, of_rank)) - Counter(map(_as_bytes, commands))
         for command in of_rank:
-            if missing[_as_bytes(command)] > 0:
-                missing[_as_bytes(command)] -= 1
+            if additional[_as_bytes(command)] > 0:
+                additional[_as_bytes(command)] -= 1
                 commands.append(command)
     return commands
 
