@@ -112,7 +112,7 @@ class AsyncValidationHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def checkpoint_evaluated(self, trainer: Trainer, event: CheckpointEvaluated) -> None:
-        """Reset the count of restarts of the child, which works: it has validated a checkpoint."""
+        """Reset the count of the child's restarts, because the child has validated a checkpoint."""
         if self._process is not None:
             self._process.result_came()
 

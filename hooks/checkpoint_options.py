@@ -26,9 +26,8 @@ NO_OPTIMIZER = (
 
 def checkpoint_hooks(trainer: Trainer) -> list[Any]:
     """Return the `CheckpointHook`s of a trainer."""
-    return [
-        hook for hook in trainer.hooks if hasattr(hook, "save_now")
-    ]  # isinstance would need an import of the class: a circle
+    # not by isinstance, because `hooks.checkpoint` imports this module
+    return [hook for hook in trainer.hooks if hasattr(hook, "save_now")]
 
 
 def usable(trainer: Trainer) -> tuple[list[Path], list[Path]]:

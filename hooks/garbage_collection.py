@@ -84,9 +84,7 @@ class GarbageCollectionHook(Hook):
         positive("interval", interval)
         check_bools(freeze=freeze)
         self._interval, self._freeze = interval, freeze
-        self._will_freeze = self._has_frozen = (
-            False  # whether this training will freeze, or has frozen, objects
-        )
+        self._will_freeze = self._has_frozen = False  # in this training
 
     def attach(self, bus: Bus) -> None:
         """Subscribe the event methods, with `after_iter` only at every `interval`-th iteration."""

@@ -73,7 +73,7 @@ class IterationTimer(IterTimerHook):
     @on(priority=Priority.LOWEST)
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Log the speed and the total time."""
-        total = perf_counter() - self._start_time  # seconds, as are the next two
+        total = perf_counter() - self._start_time
         evaluations = trainer.clock.evaluations - self._evaluations_at_start
         hooks = max(0.0, total - evaluations - self._seconds)
         if self._iterations and self._seconds > 0:

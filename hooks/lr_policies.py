@@ -68,7 +68,10 @@ class ExpLrUpdaterHook(LrUpdaterHook):
     gamma: float
 
     def formula(self) -> Formula:
-        """Return the formula of the rate after p epochs or iterations: base * gamma^p."""
+        """Return the formula of the rate after p epochs or iterations.
+
+        It is base * gamma^p, where base is the initial rate.
+        """
         gamma = number("gamma", self.gamma, above=0)
         return lambda base, p, total: base * gamma**p
 
@@ -87,7 +90,10 @@ class InvLrUpdaterHook(LrUpdaterHook):
     power: float = 1.0
 
     def formula(self) -> Formula:
-        """Return the formula of the rate after p epochs or iterations: base * (1 + gamma * p)^-power."""
+        """Return the formula of the rate after p epochs or iterations.
+
+        It is base * (1 + gamma * p)^-power, where base is the initial rate.
+        """
         gamma, power = number("gamma", self.gamma, above=0), number("power", self.power, above=0)
         return lambda base, p, total: base * (1 + gamma * p) ** -power
 
@@ -110,7 +116,7 @@ class PolyLrUpdaterHook(LrUpdaterHook):
     def formula(self) -> Formula:
         """Return the formula of the rate after p of P epochs or iterations.
 
-        It is min_lr + (base - min_lr) * (1 - p / P)^power.
+        It is min_lr + (base - min_lr) * (1 - p / P)^power, where base is the initial rate.
         """
         power, lowest = number("power", self.power, above=0), self._lowest()
         return lambda base, p, total: lowest + (base - lowest) * (1 - p / total) ** power
@@ -174,7 +180,10 @@ class FlatCosineAnnealingLrUpdaterHook(LrUpdaterHook):
     min_lr_ratio: float | None = None
 
     def formula(self) -> Formula:
-        """Return the formula: base for the first s = round(start_percent * P), then half a cosine to P."""
+        """Return the formula of the rate after p of P epochs or iterations.
+
+        It is the initial rate for p < s = round(start_percent * P), then half a cosine from p = s to P.
+        """
         start_percent, lowest = self.start_percent, self._lowest_or_ratio()
         if not isinstance(start_percent, float):
             raise TypeError(f"start_percent must be a float in [0, 1), got {start_percent!r}")
@@ -217,7 +226,7 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
     def formula(self) -> Formula:
         """Return the formula of the rate when a period is completed to the fraction q, from 0 to 1.
 
-        It is min + weight * (base - min) * (1 + cos(pi * q)) / 2.
+        It is min + weight * (base - min) * (1 + cos(pi * q)) / 2, where base is the initial rate.
         """
         periods, weights, lowest = self.periods, self.restart_weights, self._lowest_or_ratio()
         if not isinstance(periods, list | tuple) or not periods:

@@ -125,7 +125,7 @@ class ParamUpdaterHook(Policy, Hook):
                 self._formula(1.0, 0, self.max_progress(trainer))  # raises if the run has the wrong length
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Take over values that were changed in the param groups since the trainer was built, as in mmcv.
+        """Make values that were changed since the trainer was built the initial values, as in mmcv.
 
         Groups without an initial value, as from some checkpoints, get that of the optimizer as it was built.
         """

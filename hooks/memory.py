@@ -25,7 +25,7 @@ _STATS = {
 }
 """The names of the metrics, each with its key in `torch.cuda.memory_stats`."""
 STATM = Path("/proc/self/statm")
-"""The file in which Linux counts the memory pages of the process; the second number is that in memory."""
+"""The file in which Linux counts the pages of the process; its second number is the resident pages."""
 
 
 class MemoryHook(Hook):

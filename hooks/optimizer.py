@@ -251,7 +251,7 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
             return
         if window.count < window.divisor:
             if window.postpones_reduction(trainer):
-                return  # FSDP2 would reduce the gradients over ranks in the window's last backward pass
+                return  # FSDP2 reduces gradients over ranks only in the window's last backward pass
             window.rescale(trainer.model)
         self._step(trainer)
 

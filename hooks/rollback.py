@@ -264,9 +264,10 @@ class _SpikeDetector:
         )
 
     def add(self, iteration: int, value: float) -> None:
-        """Add the value of an iteration to the spike if it is unusual, else to the last usual values.
+        """Add the value of an iteration to the unusual values in a row, or to the last usual values.
 
-        Once there is a spike, usual values are ignored: `RollbackHook` replaces the detector in a rollback.
+        A usual value ends the row, unless the row is a spike: then the spike stays until a rollback, for
+        which `RollbackHook` makes a new detector.
         """
         if self._is_unusual(value):
             if not self._unusual:

@@ -82,7 +82,7 @@ class ThroughputHook(Hook):
         _check_count(count)
         _check_peak(peak_flops, flops=flops)
         self._interval, self._wants_flops, self._given_peak = interval, flops, peak_flops
-        self._counts: dict[str, Count] = {"samples": batch_size, **(count or {})}  # by the unit
+        self._counts: dict[str, Count] = {"samples": batch_size, **(count or {})}
         self._counter: FlopCounter | None = None
         self._has_several_batches = False  # whether an iteration has, as with `Trainer(unit="update")`
         self._reset()

@@ -96,9 +96,10 @@ class Averages:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, torch.Tensor] = {}  # of the tensors of each name, multiplied by their samples
-        self._samples: dict[str, int] = {}  # the number of samples in each of these sums
-        self._means: dict[str, Mean] = {}  # of the numbers of each name
+        # by the name of the value: the sum of its tensors, each times the samples of its batch
+        self._sums: dict[str, torch.Tensor] = {}
+        self._samples: dict[str, int] = {}  # the number of samples in each sum
+        self._means: dict[str, Mean] = {}  # the mean of the values that are numbers on the host
 
     def add(self, name: str, value: Any, samples: int) -> None:
         """Add the mean `value` over the samples of a batch; ignore it if the batch has no samples.

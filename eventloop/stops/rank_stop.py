@@ -215,7 +215,7 @@ class Agreement:
         return pending is not None and pending.resolve(ITERATION) > 0
 
     def _start_sum(self, requested: bool) -> _Sum:
-        """Start an all-reduce, every `every`-th with the carried numbers; `requested` as for `boundary`."""
+        """Start an all-reduce, which also adds up the carried numbers if they are due."""
         self._count += 1
         if self._carried is not None and self._count % self._carried.every == 0:
             new_sum = _Sum(self._carried)

@@ -42,9 +42,9 @@ class TimesExchange:
     def numbers(self) -> list[float]:
         """Return a list of the times of all ranks since the last call, with zeros for the other ranks."""
         numbers = [0.0] * (_WIDTH * self._world_size)
-        sums, own_place = self._clock.sums(), _WIDTH * self._rank
+        sums, own_begin = self._clock.sums(), _WIDTH * self._rank
         times = [now - before for before, now in zip(self._last_sums, sums, strict=True)]
-        numbers[own_place : own_place + _WIDTH] = times
+        numbers[own_begin : own_begin + _WIDTH] = times
         self._last_sums = sums
         return numbers
 
