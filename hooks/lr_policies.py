@@ -243,8 +243,8 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
             if ends[-1] < total:
                 raise ValueError(f"periods are {ends[-1]} together, and the run has {total}: add periods")
             index = min(bisect_right(ends, p), len(ends) - 1)
-            done = 1 - (ends[index] - p) / periods[index]
-            return annealing_cos(base, lowest(base), done, weights[index])
+            q = 1 - (ends[index] - p) / periods[index]
+            return annealing_cos(base, lowest(base), q, weights[index])
 
         return value
 
