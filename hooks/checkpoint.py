@@ -446,7 +446,7 @@ class CheckpointHook(TunableInterval, Hook):
         return tuple(map(self.directory.joinpath, names))
 
     def _name_now(self, trainer: Trainer) -> str:
-        """Return the name of a checkpoint between two iterations."""
+        """Return the name of a checkpoint between two iterations; within an epoch it has the iteration."""
         whole_epochs = bool(self._by_epoch) and trainer.position.batches == 0
         return self._name(trainer.epoch if whole_epochs else trainer.iter, by_epoch=whole_epochs)
 

@@ -339,7 +339,7 @@ class EMAHook(Hook):
         average_checkpoint.separate(trainer.checkpoint, self.name)
         self._to_load = None
         if self._both and OWN in trainer.checkpoint:
-            trainer.checkpoint[LOADS_OWN] = True
+            trainer.checkpoint[LOADS_OWN] = True  # so that the model gets its own weights
             self._to_load = read_state(trainer.checkpoint["hooks"][self.name])
 
     def settings(self) -> dict[str, Any]:

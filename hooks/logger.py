@@ -345,6 +345,7 @@ class LoggerHook(TunableInterval, Hook):
             trainer.bus.post(metrics.collect_media(limits), ImageLogged, HistogramLogged)
 
     def _log_metrics(self, trainer: Trainer, mode: str, metrics: dict[str, float]) -> None:
+        """Emit the metrics of a validation or test, if there are any, at the current step."""
         if metrics:
             step = trainer.iter + (trainer.within == "iter")  # completed iterations
             trainer.announce(ScalarsLogged, mode=mode, step=step, scalars=metrics)

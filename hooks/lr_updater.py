@@ -125,9 +125,9 @@ class ParamUpdaterHook(Policy, Hook):
                 self._formula(1.0, 0, self.max_progress(trainer))  # raises if the run has the wrong length
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Make values that were changed since the trainer was built the initial values, as in mmcv.
+        """Replace initial values if the param groups were edited since the trainer was built, as in mmcv.
 
-        Groups without an initial value, as from some checkpoints, get that of the optimizer as it was built.
+        Groups without an initial value, as from some checkpoints, get that of the built trainer.
         """
         groups = groups_of(trainer.optimizer)
         if trainer.iter == 0 and not self._has_run:

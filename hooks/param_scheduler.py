@@ -191,7 +191,7 @@ class ParamSchedulerHook(Hook):
                     scheduler.step()
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
-        """Pass the metrics of a validation to the schedulers that are stepped with a metric.
+        """Pass the metrics of a validation to the schedulers that need a metric.
 
         Raises:
             ValueError: the validation does not have the metric (the message suggests one).
@@ -200,7 +200,7 @@ class ParamSchedulerHook(Hook):
             self._step_with_metric(event.metrics)
 
     def checkpoint_evaluated(self, trainer: Trainer, event: CheckpointEvaluated) -> None:
-        """Pass metrics of a checkpoint, from another process, to schedulers that are stepped with a metric.
+        """Pass the metrics that another process computed for a checkpoint to schedulers that need a metric.
 
         Raises:
             ValueError: the metric is missing (the message suggests one).

@@ -279,6 +279,7 @@ class TestHook(Hook):
         self._begin_batch()
 
     def _begin_batch(self) -> None:
+        """Start to time a batch, and its first part, the wait for the loader."""
         self._auto_tic("iter")
         self._auto_tic("data")
 

@@ -134,7 +134,7 @@ class PreciseBN(Hook):
             )
             return
         undo = Undo()
-        with undo, undo:
+        with undo, undo:  # twice: an interrupt may skip one of the two exits
             save_modes(undo, unwrap(trainer.model))
             _set_training_modes(trainer, self._interrupted)
             self.update_stats(trainer)
@@ -191,7 +191,7 @@ class PreciseBN(Hook):
             return
         undo = Undo()
         undo.attributes(trainer.clock.waits, "place")
-        with undo, undo, trainer.clock.excluding():
+        with undo, undo, trainer.clock.excluding():  # undo twice: an interrupt may skip one of the two exits
             save_fields(undo, trainer)
             # DistributedDataParallel's collectives would hang if one rank has fewer batches than another
             trainer.model = unwrap(trainer.model)

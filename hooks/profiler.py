@@ -228,6 +228,7 @@ class ProfilerHook(Hook):
         profiler.__exit__(None, None, None)
 
     def _drop_profile(self) -> None:
+        """Forget the profiler, and begin no other profile in this process."""
         self._profile, self._step, self._done = None, None, True
 
     def _handle_trace(self, trainer: Trainer, profiler: profile) -> None:
@@ -279,7 +280,7 @@ def _schedule(schedule: Mapping[str, int] | None) -> Callable[[int], Any] | None
     known = ["wait", "warmup", "active", "repeat", "skip_first"]
     check_keys("schedule", schedule, known)
     for key, value in schedule.items():
-        at_least(f"{key} of the schedule", value, int(key == "active"))
+        at_least(f"{key} of the schedule", value, 1 if key == "active" else 0)
     if missing := [key for key in known[:3] if key not in schedule]:
         raise ValueError(f"the schedule lacks {', '.join(missing)}, got {dict(schedule)!r}")
     action_of_step: Callable[[int], Any] = torch_schedule(**schedule)

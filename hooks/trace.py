@@ -137,13 +137,13 @@ class TraceHook(Hook):
         if self._subscription is not None:
             self._subscription.cancel()
             self._subscription = None
-        run, first = trainer.work_dir.absolute(), trainer.iter
+        directory, first = trainer.work_dir.absolute(), trainer.iter
         trainer.during_run.callback(self._await_files, trainer)
         trainer.during_run.callback(self._close_open, trainer)
         self._open(trainer, first, first + iterations)
         if self._window is None:
             raise CommandError("another recording of the bus is open")
-        return path_of_iterations(run, first, iterations)
+        return path_of_iterations(directory, first, iterations)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Close the window that is still open, if there is one."""
@@ -220,11 +220,11 @@ class TraceHook(Hook):
     def _open(self, trainer: Trainer, first: int, end: int) -> None:
         """Record the iterations from `first` until before `end`, unless another recording is open."""
         # absolute, because the program may change its working directory during the window
-        run = trainer.work_dir.absolute()
+        directory = trainer.work_dir.absolute()
 
         def end_window() -> None:
             assert self._window is not None
-            self._close(self._window, run)
+            self._close(self._window, directory)
             self._open_or_subscribe(trainer, trainer.iter)
 
         try:
@@ -233,7 +233,7 @@ class TraceHook(Hook):
             logger.warning("iterations %d..%d are not traced: %s", first, end - 1, error)
             self._open_or_subscribe(trainer, first, after=end)
 
-    def _close(self, window: TraceWindow, run: Path) -> None:
+    def _close(self, window: TraceWindow, directory: Path) -> None:
         """Close the window, and have its file written once its events are delivered."""
         self._window = None
         facts, recorder = window.close(), window.recorder
@@ -244,18 +244,18 @@ class TraceHook(Hook):
         # appended before `stop`, whose callback may run on another thread when `_await_files` waits already
         written = threading.Event()
         self._unwritten = [*(event for event in self._unwritten if not event.is_set()), written]
-        window.recording.stop(lambda: self._start_writing(run, facts, recorder, written))
+        window.recording.stop(lambda: self._start_writing(directory, facts, recorder, written))
 
     def _start_writing(
-        self, run: Path, facts: WindowFacts, recorder: SpanRecorder, written: threading.Event
+        self, directory: Path, facts: WindowFacts, recorder: SpanRecorder, written: threading.Event
     ) -> None:
         """Start a thread that writes the file of a window, and then sets `written`, also after an error."""
 
         def write() -> None:
             try:
-                write_trace(run, facts, recorder)
+                write_trace(directory, facts, recorder)
             except Exception as error:
-                logger.warning("the trace was not written to %s: %s", trace_path(run, facts), error)
+                logger.warning("the trace was not written to %s: %s", trace_path(directory, facts), error)
             finally:
                 written.set()
 

@@ -146,6 +146,7 @@ class MonitoredMetrics:
         """
         trainer = self._trainer
         undo = Undo()
+        # undo twice: an interrupt may skip one of the two exits
         with undo, undo, trainer.clock.excluding(), raised_together("the first validation batch"):
             _prepare(undo, trainer)
             _run_val_step(trainer)
@@ -155,7 +156,11 @@ class MonitoredMetrics:
         trainer = self._trainer
         try:
             undo = Undo()
-            with undo, undo, trainer.clock.excluding():
+            with (
+                undo,
+                undo,
+                trainer.clock.excluding(),
+            ):  # undo twice: an interrupt may skip one of the two exits
                 _prepare(undo, trainer)
                 return _metrics_of(trainer, batches)
         except Exception as error:

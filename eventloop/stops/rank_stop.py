@@ -86,6 +86,7 @@ class _Sum:
 
     def __init__(self, carried: Carried | None = None) -> None:
         self._carried = carried
+        # first the number of ranks with a request
         self._numbers = array("d", [0.0, *(carried.numbers() if carried is not None else [])])
         self._tensors = [torch.frombuffer(self._numbers, dtype=torch.float64)]  # the same memory
         self._work: Any = None
@@ -186,7 +187,7 @@ class Agreement:
         Args:
             number: the number of this rank.
         """
-        tensor = torch.tensor([number, -number])
+        tensor = torch.tensor([number, -number])  # so that one all-reduce of minima gives both
         with waiting("ranks", EDGE):
             dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self._group)
         return int(tensor[0]), -int(tensor[1])

@@ -113,7 +113,7 @@ class StopSignals:
         stack.enter_context(self)
 
     def _restore(self) -> None:
-        """Restore the earlier handlers."""
+        """Restore the earlier handlers, except where the program has installed another one since."""
         self._over = True
         for signum, earlier in self._earlier.items():
             if signal.getsignal(signum) == self._handle:
@@ -123,6 +123,7 @@ class StopSignals:
             signal.signal(signal.SIGCHLD, self._earlier_of_sigchld)
 
     def _is_of_same_trainer(self, handler: Any) -> bool:
+        """Return whether a handler is that of a StopSignals of the same trainer."""
         owner = getattr(handler, "__self__", None)
         return isinstance(owner, StopSignals) and owner._trainer is self._trainer
 
@@ -274,4 +275,5 @@ def _cancels_a_task(handler: Any) -> bool:
 
 
 def _reason(signum: int) -> str:
+    """Return the `stop_reason` of a run that a signal has ended."""
     return INTERRUPTED if signum == signal.SIGINT else f"preempted by {signal.Signals(signum).name}"

@@ -246,7 +246,7 @@ class Stopping:
         return self._trainer.stop_reason is not None
 
     def _may_apply(self, takes: Takes) -> bool:
-        """Return whether this rank has commands that are applied here, or any rank has kept some."""
+        """Return whether a command may be due: one of this rank, or one left on any rank by an exchange."""
         if self._commands_left and takes == "all":
             return True  # on all ranks, because all took part in the exchange that left commands
         if not self.commands or takes == "none":

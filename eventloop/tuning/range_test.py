@@ -72,9 +72,10 @@ def find_lr(
     undo = Undo()
     # a compiled optimizer step would be compiled again for each rate, until PyTorch's limit of eight
     eager = torch.compiler.set_stance("force_eager") if trainer.compiled else nullcontext()
-    with undo, undo, eager:
-        separate = begin_trial(undo, trainer, loader)
-        curve = _run(trainer, tested, _endless(separate, trainer.limits.cut("train", loader)))
+    with undo, undo, eager:  # undo twice: an interrupt may skip one of the two exits
+        separate_pass = begin_trial(undo, trainer, loader)
+        batches = _endless(separate_pass, trainer.limits.cut("train", loader))
+        curve = _run(trainer, tested, batches)
     if not curve.diverged:
         logger.info(
             "the loss has not diverged up to the learning rate %g: a larger end_lr shows more", end_lr
@@ -154,6 +155,7 @@ def _run(trainer: TrainerParts, tested: Range, batches: Iterator[Any]) -> LRCurv
 
 
 def _set_rate(trainer: TrainerParts, rate: float) -> None:
+    """Set the learning rate of all param groups."""
     for group in trainer.optimizer.param_groups:
         write_value(group, "lr", rate)
 

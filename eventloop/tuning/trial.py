@@ -44,13 +44,13 @@ def begin_trial(undo: Undo, trainer: TrainerParts, loader: Iterable[Any]) -> Ite
     save_fields(undo, trainer)
     undo.attributes(trainer, "bus", "clock", "within")
     undo.attributes(trainer.counting, "batches", "before")
-    separate = apart(undo, loader)
+    separate_pass = apart(undo, loader)
     bus = Bus()
     undo.step(bus.close)
     trainer.bus, trainer.clock = bus, StepClock()
     for hook in optimizer_hooks:
         hook.attach(trainer.bus)
-    return separate
+    return separate_pass
 
 
 def _save_parameters(trainer: TrainerParts) -> Callable[[], None]:
