@@ -313,7 +313,7 @@ def _uses_metric(scheduler: Any) -> bool:
 
 def _warn_of_another_optimizer(scheduler: Any, optimizers: list[Any]) -> None:
     """Warn if a scheduler has an optimizer that is not among `optimizers`."""
-    # compared by their param groups, which an optimizer shares with its wrapper
+    # optimizers are compared by their param groups, which an optimizer shares with its wrapper
     groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
     if not optimizers or groups is None:
         return

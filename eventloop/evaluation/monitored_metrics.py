@@ -156,11 +156,8 @@ class MonitoredMetrics:
         trainer = self._trainer
         try:
             undo = Undo()
-            with (
-                undo,
-                undo,
-                trainer.clock.excluding(),
-            ):  # undo twice: an interrupt may skip one of the two exits
+            # undo twice: an interrupt may skip one of the two exits
+            with undo, undo, trainer.clock.excluding():
                 _prepare(undo, trainer)
                 return _metrics_of(trainer, batches)
         except Exception as error:
