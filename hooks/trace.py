@@ -188,6 +188,7 @@ class TraceHook(Hook):
         else:
             index = max(0, iteration - self._first) // self._every  # of the window, counted from 0
             begins = [self._first + index * self._every, self._first + (index + 1) * self._every]
+        # no window if no iteration is left in the run, for which `_place_first_window` has set 0
         return [(begin, begin + self._iterations) for begin in begins if self._iterations]
 
     def _open_or_subscribe(self, trainer: Trainer, iteration: int, after: int = 0) -> None:

@@ -291,7 +291,7 @@ def before_drawing(
     def restore() -> None:
         set_random_state(trained_on, state_of_training)
         for loader, state in states:
-            set_own_random_state(loader, state, opening=True)
+            set_own_random_state(loader, state, opening=True)  # the state before the pass was opened
         set_module_generators(model, generators)
 
     return restore
