@@ -81,7 +81,7 @@ class ActivationStats(Hook):
             self._subscription = None
 
     def _record(self, trainer: Trainer, name: str, outputs: Any) -> None:
-        """Record the statistics of a module's output, or of the first of several, if it has floats."""
+        """Record the statistics of the output of a module, or of its first output; ignore all but floats."""
         output = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
         refuse_sharded(f"ActivationStats: the output of the module {name!r}", output)
         if not isinstance(output, torch.Tensor) or not output.is_floating_point() or not output.numel():

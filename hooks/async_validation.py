@@ -112,18 +112,18 @@ class AsyncValidationHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def checkpoint_evaluated(self, trainer: Trainer, event: CheckpointEvaluated) -> None:
-        """Reset the child's count of restarts, because the child has validated a checkpoint."""
+        """Reset the count of the child's restarts, because the child has validated a checkpoint."""
         if self._process is not None:
             self._process.result_came()
 
     @on(priority=Priority.LOWEST)
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Wait for the metrics of the last checkpoints, and apply them, on all ranks."""
+        """Wait on all ranks for the metrics of the last checkpoints, and pass them to the hooks."""
         if event.reason in (ERROR, LEFT) or trainer.stop_signal is not None or ends_at_once(trainer):
             return
         deadline = time.monotonic() + self._wait
         while decided_by_rank_0(lambda: self._must_wait(trainer, deadline)):
-            trainer.stops.exchange()  # applies the metrics that have arrived
+            trainer.stops.exchange()  # emits `checkpoint_evaluated` for metrics that have arrived
             time.sleep(POLL_SECONDS)
         if trainer.rank == 0 and (unvalidated := _unvalidated_checkpoints(trainer)):
             logger.warning(
@@ -136,6 +136,7 @@ class AsyncValidationHook(Hook):
     def _must_wait(self, trainer: Trainer, deadline: float) -> bool:
         """Return whether the metrics of a checkpoint are missing and may still arrive before `deadline`."""
         failed = self._process is not None and self._process.failed
+        # a signal sets `overtime` to False, because a kill may follow soon
         may_wait = trainer.bus.overtime and time.monotonic() < deadline
         return bool(_unvalidated_checkpoints(trainer)) and not failed and may_wait
 
@@ -152,7 +153,7 @@ class AsyncValidationHook(Hook):
 
 
 def _save_initial_weights(trainer: Trainer, event: BeforeTrain) -> None:
-    """Save a checkpoint to be validated before the first iteration, unless the run was resumed from it."""
+    """Save the weights before the first iteration, to be validated, unless the run was resumed."""
     if trainer.iter == 0 and trainer.state.resumed_from is None:
         next(hook for hook in checkpoint_hooks(trainer) if hook.interval > 0).save_now(trainer)
 

@@ -51,10 +51,11 @@ class CheckInvalidLossHook(Hook):
         self._reset()
 
     def _reset(self) -> None:
+        """Discard all losses, read and unread."""
         self._events: list[AfterTrainIter] = []
         self._losses: list[torch.Tensor] = []
         self._unread: deque[_Interval] = deque()
-        # a new object, because the background may still read losses of an earlier training into the old one
+        # a new object: a background thread may still read losses of an earlier training, and set the old one
         self._invalid = _InvalidLoss()
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
@@ -104,14 +105,14 @@ class CheckInvalidLossHook(Hook):
         self._raise_if_invalid(trainer)
 
     def _post_losses(self, trainer: Trainer) -> None:
-        """Start to copy the losses since the last call to the host, and have the background read them."""
+        """Start to copy the losses since the last call to the host, for a background thread to read them."""
         if not self._losses:
             return
         copy = _start_copy(self._losses, self._pool)
         interval = _Interval(self._events, self._losses, copy, self._invalid)
         self._events, self._losses = [], []
         self._unread.append(interval)
-        if len(self._unread) * self._interval > UNREAD_LIMIT:
+        if len(self._unread) * self._interval > UNREAD_LIMIT:  # the background thread is far behind
             self._unread[0].read()
         while self._unread and self._unread[0].is_read:
             self._unread.popleft()
@@ -147,8 +148,8 @@ class _InvalidLoss:
 class _Interval:
     """Hold the losses of one interval until they are read on the host.
 
-    Posted to the bus as a `Deferred`: the background thread calls `events` once `ready` returns True. The
-    losses are read once: by that thread, or by the training thread if it needs the result earlier.
+    The hook posts it to the bus as a `Deferred`: a background thread calls `events` once `ready` returns
+    True. The losses are read once, by that thread or, if it needs the result earlier, by the training thread.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class _Interval:
         return ()
 
     def read(self) -> None:
-        """Record the first invalid loss unless one is recorded already; may wait for the device."""
+        """Read the losses, and record the first invalid one of the training; this may wait for the device."""
         with self._lock:
             if self.is_read:
                 return

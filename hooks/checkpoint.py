@@ -173,8 +173,8 @@ class CheckpointHook(TunableInterval, Hook):
         self._training = self._records_evaluations = self._publishes = False
         self._session: Session | None = None
         self._same_metrics = False  # whether the loaded state watched the same metrics
-        self._validated: list[tuple[Mapping[str, float], int]] = []  # scores of weights to save later
-        self._passed_iter = self._passed_epoch = -1  # last iteration and epoch that ended
+        self._validated: list[tuple[Mapping[str, float], int]] = []  # to record: metrics, iteration
+        self._passed_iter = self._passed_epoch = -1  # the last ones whose end this hook has handled
         self.saves = Saves()
 
     @property
@@ -240,7 +240,7 @@ class CheckpointHook(TunableInterval, Hook):
             trainer.copying.watch()
         state, commands = trainer.state, trainer.commands.recorded
         decided_by_rank_0(lambda: reconcile(self.retention, self.directory, trainer.iter, state, commands))
-        last = self.retention.last
+        last = self.retention.last  # the metrics of the last validation, and its iteration
         if self._same_metrics and last is not None and last[1] == trainer.iter:
             # after a kill, some best checkpoints of one validation may be missing
             self._validated.insert(0, last)
@@ -280,18 +280,17 @@ class CheckpointHook(TunableInterval, Hook):
         """
         if event.reason != COMPLETED:
             return
-        within = trainer.within
-        self._validated.append((event.metrics, trainer.iter + (within == "iter")))
-        passed = {
+        self._validated.append((event.metrics, trainer.iter + (trainer.within == "iter")))
+        may_save = {
             "": self._training,
             "iter": self._passed_iter == trainer.iter,
             "epoch": self._passed_epoch == trainer.epoch,
         }
-        if passed[within]:
+        if may_save[trainer.within]:
             self._save_validated(trainer)
 
     def _save_validated(self, trainer: Trainer) -> None:
-        """Record each waiting validation, and save if it has one of the best scores."""
+        """Record the validations that are not recorded yet; save the weights for a score among the best."""
         self.saves.report_done(trainer)  # first, so that a best score whose save has failed no longer counts
         validated, self._validated = self._validated, []
         for metrics, iteration in validated:
@@ -313,12 +312,12 @@ class CheckpointHook(TunableInterval, Hook):
             ValueError: the metrics do not have one of `save_best` (the message suggests one).
         """
         if self._records_evaluations and trainer.bus.failing is None:
-            watched, place = self._watched, self.directory
-            Marking(self.retention, self.saves, watched, place, self._regular_name).record(trainer, event)
+            watched, directory = self._watched, self.directory
+            Marking(self.retention, self.saves, watched, directory, self._regular_name).record(trainer, event)
 
     def _best_name(self, trainer: Trainer, metric: str) -> str:
-        done = trainer.epoch + (trainer.within == "epoch"), trainer.iter + (trainer.within == "iter")
-        return BEST.format(file_part(metric), self._regular_name(*done))
+        completed = trainer.epoch + (trainer.within == "epoch"), trainer.iter + (trainer.within == "iter")
+        return BEST.format(file_part(metric), self._regular_name(*completed))
 
     def _regular_name(self, epochs: int, iterations: int) -> str:
         by_epoch = bool(self._by_epoch)
@@ -374,6 +373,7 @@ class CheckpointHook(TunableInterval, Hook):
     def _save(
         self, trainer: Trainer, name: str, *, within: Within = "", best: str = "", score: float = 0.0
     ) -> None:
+        """Begin to save a checkpoint; `best` is the metric of which its `score` is one of the best."""
         if trainer.bus.failing is not None:
             return  # an earlier handler of this event failed, so the state must not be resumed from
         path, began = self.directory / name, perf_counter()
@@ -397,7 +397,7 @@ class CheckpointHook(TunableInterval, Hook):
             raise
         for key in self._omitted:
             state.pop(key, None)
-        if skips:  # only now: the other ranks do not know this, and `gather` needs all ranks
+        if skips:  # only now: the other ranks do not know this, and wait for this rank in `gather`
             self.retention.failed(name)
             self.saves.skip(trainer, path)
         elif trainer.rank == 0 and trainer.ownership.lost:  # the directory is another run's by now
@@ -405,8 +405,8 @@ class CheckpointHook(TunableInterval, Hook):
         elif trainer.rank == 0 or self._session is not None:
             job = Job(path, must=bool(best) or ends, last=ends)
             if trainer.rank == 0:
-                # the checkpoints of all hooks of the run share one order
-                self.retention.sequence = 1 + max([hook.sequence() for hook in checkpoint_hooks(trainer)])
+                hooks = checkpoint_hooks(trainer)  # whose checkpoints share one order
+                self.retention.sequence = 1 + max(hook.sequence() for hook in hooks)
                 label, old = self.retention.label(best), self._paths(replaced.names)
                 job = job._replace(label=label, replaces=old, spares=replaced.spares)
             self.saves.begin(
@@ -423,12 +423,12 @@ class CheckpointHook(TunableInterval, Hook):
             self.retention.done(name)  # only rank 0 learns whether the save succeeds
 
     def save_now(self, trainer: Trainer, suffix: str = "") -> Saving:
-        """Save between two iterations; without a suffix for the name not if this iteration is saved."""
+        """Save between two iterations; without a suffix for the name only if this iteration is not saved."""
         if not suffix and (saved := decided_by_rank_0(lambda: self.retention.saved_as(trainer.iter))):
             path = self.directory / saved
             return Saving(path, durable=all(saving.path != path for saving in self.saves.under_way))
         path = self.directory / (self._name_now(trainer) + suffix)
-        path = decided_by_rank_0(lambda: unused(path)) if suffix else path
+        path = decided_by_rank_0(lambda: unused(path)) if suffix else path  # rank 0 sees what exists
         self._save(trainer, path.name)
         return Saving(path)
 
@@ -446,7 +446,7 @@ class CheckpointHook(TunableInterval, Hook):
         return tuple(map(self.directory.joinpath, names))
 
     def _name_now(self, trainer: Trainer) -> str:
-        """Return the name of a checkpoint between two iterations."""
+        """Return the name of a checkpoint between two iterations; within an epoch it has the iteration."""
         whole_epochs = bool(self._by_epoch) and trainer.position.batches == 0
         return self._name(trainer.epoch if whole_epochs else trainer.iter, by_epoch=whole_epochs)
 

@@ -26,7 +26,8 @@ NO_OPTIMIZER = (
 
 def checkpoint_hooks(trainer: Trainer) -> list[Any]:
     """Return the `CheckpointHook`s of a trainer."""
-    return [hook for hook in trainer.hooks if hasattr(hook, "save_now")]  # a class here would be a circle
+    # not by isinstance, because `hooks.checkpoint` imports this module
+    return [hook for hook in trainer.hooks if hasattr(hook, "save_now")]
 
 
 def usable(trainer: Trainer) -> tuple[list[Path], list[Path]]:
@@ -54,7 +55,7 @@ def check_options(
 
 
 def unit_of(trainer: Trainer, by_epoch: bool | None) -> bool:
-    """Return whether checkpoints are counted in epochs; `by_epoch=None` takes the run's unit."""
+    """Return whether checkpoints are counted in epochs; by default they are if the run is."""
     if by_epoch and not trainer.by_epoch:
         raise ValueError(
             "CheckpointHook(by_epoch=True) in a run measured in iterations would never save: "
@@ -64,7 +65,7 @@ def unit_of(trainer: Trainer, by_epoch: bool | None) -> bool:
 
 
 def unused(path: Path) -> Path:
-    """Return the path, with a number behind its name if it exists."""
+    """Return a path that does not exist: `path`, or `path` with a number from 2 on behind its name."""
     number, free = 1, path
     while free.exists():
         number += 1
@@ -88,7 +89,9 @@ def check_watched(trainer: Trainer, metrics: Sequence[str]) -> None:
 
 
 def session_of(trainer: Trainer, directory: Path) -> Session | None:
-    """Return how all ranks save together, in a directory, if the model has DTensors; a collective then.
+    """Return the session in which all ranks save a model of DTensors together; None for another model.
+
+    It is a collective for a model of DTensors.
 
     Raises:
         OSError: the ranks do not share the directory, or it cannot be written.
@@ -102,7 +105,7 @@ def session_of(trainer: Trainer, directory: Path) -> Session | None:
 
 
 def folder_template(template: str | None) -> str | None:
-    """Return the template of a checkpoint's name without its suffix, such as `.pth`; None for None."""
+    """Return `filename_tmpl` without a suffix such as `.pth`; None stays None."""
     if template is None:
         return None
     try:

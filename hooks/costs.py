@@ -82,10 +82,10 @@ class CostsHook(Hook):
         if log_seconds is not None:
             _check_seconds("log_seconds", log_seconds)
         self._interval, self._log_seconds = interval_seconds, log_seconds
-        self._next_log = -inf
+        self._next_log = -inf  # the time of `monotonic`, as is `_next_write`
         self._costs_at_last_log: RunCosts | None = None
         self._wait_seconds = self._next_write = 0.0
-        self._outcome = ""
+        self._outcome = ""  # the reason for which the run ended
         self._stall_emitted = False
         self._writing: threading.Thread | None = None
 
@@ -163,7 +163,7 @@ class CostsHook(Hook):
             trainer.announce(LoaderStall, share=data_share(costs), advice=advice.text)
 
     def _write_last(self, trainer: Trainer) -> None:
-        """Write the record of the whole run, after a running write, when every event is delivered."""
+        """Write the record of the whole run, when all events are delivered and a running write has ended."""
         if self._writing is not None:
             with waiting("background", "the file of CostsHook"):
                 self._writing.join(_JOIN_SECONDS)
@@ -178,7 +178,7 @@ def _check_seconds(name: str, value: object) -> None:
 
 
 def _try_to_write(trainer: Trainer, costs: RunCosts) -> None:
-    """Write a cost record; log a warning if that fails, and never replace a training's by an evaluation's."""
+    """Write a cost record, except over a training's if this run trained nothing; warn if it fails."""
     if not trainer.ownership.may_write:  # this run evaluates in the directory of a training that runs now
         return
     try:

@@ -81,7 +81,7 @@ class EarlyStoppingHook(Hook):
         check_choice("delta_mode", delta_mode, ("abs", "rel"))
         self._monitor, self._rule = monitor, rule if rule is not None else infer_rule(monitor)
         self._sign = 1.0 if self._rule == "greater" else -1.0
-        """The factor of a score: a greater product is better."""
+        """The factor by which a score is multiplied, so that a greater product is better."""
         self._relative = delta_mode == "rel"
         self._strict, self._check_finite = strict, check_finite
         self._best: float | None = None
@@ -105,7 +105,7 @@ class EarlyStoppingHook(Hook):
 
     @property
     def stopping_threshold(self) -> float | None:
-        """The run stops at the first score that is better than this one; None if no score stops it."""
+        """A score: the run stops at the first better one. None if the run does not stop for a good score."""
         return self._threshold
 
     @stopping_threshold.setter
@@ -133,7 +133,7 @@ class EarlyStoppingHook(Hook):
     @best.setter
     def best(self, score: float | None) -> None:
         self._best = score
-        self._signed_to_beat = -inf  # a score is better if score * sign is above this
+        self._signed_to_beat = -inf  # a score is better than the best one if score * sign is above this
         if score is not None:
             delta = self._min_delta * abs(score) if self._relative else self._min_delta
             self._signed_to_beat = score * self._sign + delta
@@ -177,7 +177,7 @@ class EarlyStoppingHook(Hook):
             self._count(trainer, event.metrics)
 
     def checkpoint_evaluated(self, trainer: Trainer, event: CheckpointEvaluated) -> None:
-        """Count the metrics that another process has computed for a checkpoint like a validation's.
+        """Count the metrics of a checkpoint, which another process has computed, as those of a validation.
 
         Raises:
             ValueError: `strict` is True, and the metric is missing.
@@ -206,7 +206,8 @@ class EarlyStoppingHook(Hook):
         else:
             self.wait += 1
         if signed > self._signed_threshold:
-            self.best = score  # even if it improves by less than min_delta: a resumed run stops for it again
+            # even if it improves by less than min_delta: `before_train` of a resumed run stops for it again
+            self.best = score
         if self._patience_used_up or signed > self._signed_threshold:
             trainer.stop(f"early stopping: {self._stop_reason(score, signed)}")
 
@@ -216,7 +217,7 @@ class EarlyStoppingHook(Hook):
         return self.wait >= max(self._patience, 1)
 
     def _stop_reason(self, score: float, signed: float) -> str:
-        """Return why the run stops at a score, of which `signed` is the product with the sign."""
+        """Return why the run stops at a score; `signed` is the score multiplied by `_sign`."""
         if self._threshold is not None and signed > self._signed_threshold:
             return f"{self._monitor} is {score:g}, better than stopping_threshold={self._threshold:g}"
         best = "none" if self.best is None else f"{self.best:g}"

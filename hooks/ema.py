@@ -123,7 +123,7 @@ class EMAHook(Hook):
         # `trainer.state.loads` when the average was last restarted; None after a resume has restored it
         self._loads: int | None = 0
         self._step_handles: list[Any] = []
-        self._stepped = self._ever_stepped = False
+        self._stepped = self._ever_stepped = False  # whether an optimizer stepped in this iteration, or ever
         self._first_iter = 0
 
     def check(self, trainer: Trainer) -> None:
@@ -285,7 +285,7 @@ class EMAHook(Hook):
         """Swap the model's own weights back, for whatever reason the prediction ended."""
         self._swap_back(trainer, "predict")
 
-    # A Ctrl-C may come before the methods above have swapped back: the following ones then do it.
+    # A Ctrl-C may come before the methods above have swapped back: then the next three methods do it.
 
     def after_val(self, trainer: Trainer, event: AfterVal) -> None:
         """Swap the model's own weights back if an interrupt prevented `after_val_epoch`."""
@@ -327,7 +327,7 @@ class EMAHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def after_load_checkpoint(self, trainer: Trainer, event: AfterLoadCheckpoint) -> None:
-        """Check the checkpoint's average and separate it from the own weights, after all other handlers.
+        """Check the checkpoint's average, and separate it from the model's own weights, as the last handler.
 
         Raises:
             CheckpointError: the average and the model's own weights belong to different models.
@@ -339,7 +339,7 @@ class EMAHook(Hook):
         average_checkpoint.separate(trainer.checkpoint, self.name)
         self._to_load = None
         if self._both and OWN in trainer.checkpoint:
-            trainer.checkpoint[LOADS_OWN] = True
+            trainer.checkpoint[LOADS_OWN] = True  # so that the model gets its own weights
             self._to_load = read_state(trainer.checkpoint["hooks"][self.name])
 
     def settings(self) -> dict[str, Any]:
@@ -383,7 +383,7 @@ class EMAHook(Hook):
         if saved is not None:
             self._load(self._model_of(trainer), saved)
         elif self._average is not None:
-            self._average.restart()  # until the next update evaluations use the loaded weights
+            self._average.restart()  # evaluations use the loaded weights until the next update
 
     def _build(self, model: nn.Module) -> BaseAveragedModel:
         average = build_average(self._config, model)

@@ -84,7 +84,7 @@ class GarbageCollectionHook(Hook):
         positive("interval", interval)
         check_bools(freeze=freeze)
         self._interval, self._freeze = interval, freeze
-        self._will_freeze = self._has_frozen = False
+        self._will_freeze = self._has_frozen = False  # in this training
 
     def attach(self, bus: Bus) -> None:
         """Subscribe the event methods, with `after_iter` only at every `interval`-th iteration."""
@@ -109,8 +109,8 @@ class GarbageCollectionHook(Hook):
         # before gc.disable: a Ctrl-C between the two lines must not leave the collection off for ever
         _active_hooks.add(self)
         gc.disable()
-        earlier_models = [other.model for other in list(_trainers) if other is not trainer]
-        if any(_bytes_of(model) > LARGE for model in earlier_models):
+        # no local variable may refer to an earlier model here: the collection would not free it
+        if any(_bytes_of(other.model) > LARGE for other in list(_trainers) if other is not trainer):
             gc.collect()  # else an earlier trainer that is garbage would be frozen, and stay in memory
         _trainers.add(trainer)
 
@@ -122,7 +122,7 @@ class GarbageCollectionHook(Hook):
         if training and self._will_freeze:
             self._freeze_objects()
             return
-        number = (event.iter if training else event.batch_idx) // self._interval + 1
+        number = (event.iter if training else event.batch_idx) // self._interval + 1  # of this collection
         if number % 100 == 0:
             self._collect(ALL)
         else:
@@ -150,7 +150,7 @@ class GarbageCollectionHook(Hook):
         """Freeze the objects that exist now, such as the optimizer's state, unless others are frozen."""
         self._will_freeze = False
         if _nothing_is_frozen():
-            # until now only YOUNG was collected, so MIDDLE includes all objects created since `before_train`
+            # until now only YOUNG was collected, so MIDDLE includes all objects created since the start
             gc.collect(MIDDLE)
             self._has_frozen = True
             gc.freeze()
@@ -179,7 +179,7 @@ def _bytes_of(model: nn.Module) -> int:
 
 
 def _nothing_is_frozen() -> bool:
-    """Return whether only Python itself has frozen objects; counting them takes up to 30 ms."""
+    """Return whether nobody but Python itself has frozen objects; counting them takes up to 30 ms."""
     return gc.get_freeze_count() <= FROZEN_AT_START
 
 

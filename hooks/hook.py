@@ -101,6 +101,7 @@ class Hook(Points):
     budget_us: float | None = None
     """The limit in µs for the 99th percentile of the times of each method; see `bus.on`."""
     name: str | None = None
+    """The name of the hook in reports and checkpoints; None if the trainer shall choose one."""
     runs_phases: ClassVar[tuple[str, ...]] = ()
     """The phases of an iteration, such as "backward", that `after_train_iter` runs and adds to the clock."""
 
@@ -123,6 +124,7 @@ class Hook(Points):
     """The names of the event methods that this class overrides, each with the events that it handles."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Check the attributes of a new hook class, and find its event methods."""
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             cls.__init__ = _storing_arguments(cls.__init__)  # type: ignore[method-assign]
@@ -247,8 +249,8 @@ class Hook(Points):
 def _storing_arguments(init: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that stores its arguments, so that the hook can be constructed again.
 
-    It also stores a copy of the attributes that it has set, so that attributes set later by the user can be
-    told from them.
+    It also stores a copy of the attributes that it has set, by which those that the user has set later are
+    found.
     """
 
     @wraps(init)
@@ -285,7 +287,7 @@ def _on_options(method: Callable[..., Any]) -> dict[str, Any]:
 
 
 def priority_of(hook: Hook, method: Callable[..., Any]) -> Priority | int | str:
-    """Return the priority of a hook's method: that of `@on`, else the hook's, or NORMAL of a coroutine."""
+    """Return the priority of a hook's method: the one in `@on`, else the hook's, or NORMAL if it is async."""
     own: Priority | int | str | None = _on_options(method).get("priority")
     if own is not None:
         return own
@@ -293,6 +295,7 @@ def priority_of(hook: Hook, method: Callable[..., Any]) -> Priority | int | str:
 
 
 def _every(count: int, n: int) -> bool:
+    """Return whether a count of at least 0 is a multiple of n; False if n <= 0."""
     return n > 0 and count >= 0 and count % n == 0
 
 
@@ -340,7 +343,7 @@ def _is_from_eventloop(cls: type) -> bool:
 
 
 def _defining_class(cls: type[Hook], method: str) -> type:
-    """Return the class among the bases of `cls` that defines the method."""
+    """Return the class that defines a method of `cls`: `cls` itself or one of its bases."""
     return next(base for base in cls.__mro__ if method in vars(base))
 
 
@@ -379,7 +382,7 @@ def _refuse_missing_self(cls: type[Hook], method: str) -> None:
 
 
 def _refuse_near_miss(cls: type[Hook], method: str, events: list[str]) -> None:
-    """Refuse a method that handles no event but has `@on`, or a name like an event's."""
+    """Refuse a method that handles no event although it has `@on`, or a name similar to an event's."""
     if (meant := point_meant(method)) in events or meant in GENERIC:
         raise TypeError(
             f"{cls.__name__}.{method} is not an event and would never be called: define "

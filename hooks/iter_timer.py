@@ -29,11 +29,11 @@ class IterTimerHook(Hook):
     priority = Priority.NORMAL
 
     def __init__(self) -> None:
-        self._last_call = 0.0
-        self._evaluations_at_last_call = 0.0
+        self._last_call = 0.0  # the `perf_counter` of the last call
+        self._evaluations_at_last_call = 0.0  # seconds of all evaluations until then
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Start the clock before the first iteration of an epoch."""
+        """Measure the first iteration of an epoch from here, not from the end of the epoch before."""
         self._last_call, self._evaluations_at_last_call = perf_counter(), trainer.clock.evaluations
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
@@ -42,6 +42,6 @@ class IterTimerHook(Hook):
         evaluations = clock.evaluations - self._evaluations_at_last_call
         total = now - self._last_call - evaluations
         self._last_call, self._evaluations_at_last_call = now, clock.evaluations
-        step = clock.forward + clock.backward + clock.optimizer
-        rest = total - clock.data - step
-        trainer.metrics.put_floats(TIMES, [total, clock.data, step, rest])
+        step_time = clock.forward + clock.backward + clock.optimizer
+        hook_time = total - clock.data - step_time
+        trainer.metrics.put_floats(TIMES, [total, clock.data, step_time, hook_time])

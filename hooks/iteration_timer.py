@@ -50,11 +50,12 @@ class IterationTimer(IterTimerHook):
         check_bools(ignore_warmup_time=ignore_warmup_time)
         at_least("warmup_iter", warmup_iter, 0)
         self._warmup = warmup_iter if ignore_warmup_time else 0
-        self._warmup_done = self._iterations = 0
-        self._seconds = self._start_time = self._evaluations_at_start = 0.0
+        self._warmup_done = self._iterations = 0  # the iterations of the warm-up, and the timed ones
+        self._seconds = 0.0  # of loading and the training step in the timed iterations
+        self._start_time = self._evaluations_at_start = 0.0
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Start the clock and the warm-up."""
+        """Start the timing and the warm-up."""
         self._warmup_done = 0
         self._start(trainer)
 
@@ -88,7 +89,7 @@ class IterationTimer(IterTimerHook):
         log_text(trainer, "timing", f"Total training time: {_clock_text(total)} ({parts})")
 
     def _start(self, trainer: Trainer) -> None:
-        """Start the timing now."""
+        """Start the timing anew, with the next iteration as the first one."""
         self._iterations, self._seconds = 0, 0.0
         self._start_time = self._last_call = perf_counter()
         self._evaluations_at_start = self._evaluations_at_last_call = trainer.clock.evaluations

@@ -36,7 +36,7 @@ def _log_files(work_dir: Path, target: Path, suffixes: tuple[str, ...]) -> Itera
     """Yield the log files in `work_dir`, except in checkpoints, in hidden folders and in `target`."""
     for folder, subfolders, names in os.walk(work_dir):
         directory = Path(folder)
-        is_checkpoint = MANIFEST in names
+        is_checkpoint = MANIFEST in names  # every checkpoint has this file
         if is_checkpoint or directory.resolve() == target.resolve():
             subfolders.clear()  # os.walk then does not enter them
             continue

@@ -14,7 +14,7 @@ logger = logging.getLogger("eventloop")
 
 
 def log_text(trainer: Trainer, name: str, text: str) -> None:
-    """Emit a text as `text_logged`, or log it if no writer takes texts; does nothing on ranks above 0."""
+    """Emit a text as `text_logged`, or log it if no writer receives texts; ranks above 0 do nothing."""
     if trainer.rank != 0:
         return
     if trainer.bus.wants(TextLogged):

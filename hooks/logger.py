@@ -153,11 +153,12 @@ class LoggerHook(TunableInterval, Hook):
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Reset the state of the last run, and start the background thread before the first iteration.
 
-        The callback `metrics.post_pending` posts metrics when too many have accumulated within an interval or
+        The trainer calls `metrics.post_pending` when too many metrics have accumulated within an interval or
         a validation, and at the very end of the run.
         """
         self._ended_without_error = False
-        trainer.metrics.crowded = False  # a stop of the last run may have set it after the last log
+        # set when metrics shall be logged before the interval ends, as by a stop of the last run
+        trainer.metrics.crowded = False
         if self._out_dir is not None and trainer.rank == 0:
             trainer.during_run.push(partial(self._copy_logs, trainer, self._out_dir))
         self._first_to_log = 0
@@ -171,11 +172,11 @@ class LoggerHook(TunableInterval, Hook):
         """Log at the interval, in the run's last iteration, and at the end of an epoch if that is due."""
         if trainer.metrics.crowded or event.iter + 1 == event.max_iters or self._is_due(trainer, event):
             self._log(trainer)
-        if trainer.metrics.losses.lost is not self._emitted_loss:
+        if trainer.metrics.losses.lost is not self._emitted_loss:  # the first invalid loss was found
             self._emit_invalid_loss(trainer)
 
     def _is_due(self, trainer: Trainer, event: AfterTrainIter) -> bool:
-        """Return whether an interval ends with this iteration, or an epoch whose metrics are logged now."""
+        """Return whether this iteration ends an interval, or an epoch whose metrics are logged at its end."""
         iterations = (event.iter if event.max_epochs is None else event.batch_idx) + 1
         if iterations % self._interval == 0:
             return True
@@ -183,7 +184,10 @@ class LoggerHook(TunableInterval, Hook):
         return ends_epoch and self._logs_at_epoch_end(event.batch_idx, event.max_epochs)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Log the remaining metrics of an epoch if its loader has no length, so its end was not foreseen."""
+        """Log the remaining metrics of an epoch if its loader has no length.
+
+        Then `after_train_iter` could not know that the epoch's last iteration was the last.
+        """
         iterations = trainer.counting.iterations(trainer.position.batches)
         if trainer.position.length is not None or not iterations:
             return
@@ -292,7 +296,7 @@ class LoggerHook(TunableInterval, Hook):
         return max_epochs is not None and (not self._ignore_last or last_index < self._interval)
 
     def _emit_invalid_loss(self, trainer: Trainer) -> None:
-        """Emit `invalid_loss` with the counters of its iteration; `losses` has logged the warning."""
+        """Emit `invalid_loss` with the iteration and epoch of the loss; `metrics.losses` has logged it."""
         self._emitted_loss = lost = trainer.metrics.losses.lost
         if lost is not None and trainer.bus.wants(InvalidLoss):
             event = InvalidLoss(
@@ -314,7 +318,7 @@ class LoggerHook(TunableInterval, Hook):
             self._first_to_log = trainer.iter + 1
 
     def _has_subscribers(self, trainer: Trainer) -> bool:
-        """Return whether a writer, `custom_cfg`, `reduce` or a follower uses the metrics of an interval."""
+        """Return whether anything uses the metrics of an interval: a writer, an option, or another hook."""
         metrics = trainer.metrics
         collects = self._reducer is not None or self._statistics is not None or metrics.pending_media
         return bool(collects or metrics.followers) or trainer.bus.wants(ScalarsLogged)
@@ -330,17 +334,18 @@ class LoggerHook(TunableInterval, Hook):
         Args:
             iteration: the iteration in which all ranks log, if the values are to be reduced over them.
         """
-        metrics, place = trainer.metrics, trainer.place
-        collected = metrics.collect(place, since=self._first_to_log)
+        metrics, limits = trainer.metrics, trainer.place
+        collected = metrics.collect(limits, since=self._first_to_log)
         packet: Packet | Reduced = collected
         self._first_to_log = 0
         if self._reducer is not None and iteration is not None:
             packet = self._reducer.reduce(collected, iteration)
         trainer.bus.post(packet if self._statistics is None else self._statistics.wrap(packet), ScalarsLogged)
         if metrics.pending_media:
-            trainer.bus.post(metrics.collect_media(place), ImageLogged, HistogramLogged)
+            trainer.bus.post(metrics.collect_media(limits), ImageLogged, HistogramLogged)
 
     def _log_metrics(self, trainer: Trainer, mode: str, metrics: dict[str, float]) -> None:
+        """Emit the metrics of a validation or test, if there are any, at the current step."""
         if metrics:
             step = trainer.iter + (trainer.within == "iter")  # completed iterations
             trainer.announce(ScalarsLogged, mode=mode, step=step, scalars=metrics)

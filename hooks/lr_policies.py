@@ -4,8 +4,8 @@
 
 The fields of a class are its arguments. The formulas that momentum policies use too are in
 `eventloop.optim.policies`. In a formula p is the number of completed epochs, or of completed iterations with
-`by_epoch=False`, and P is their number in the run. So the last epoch trains with p = P - 1, as with PyTorch's
-schedulers, and after a completed run the rate is that of p = P.
+`by_epoch=False`, P is their number in the run, and base is the initial rate. So the last epoch trains with
+p = P - 1, as with PyTorch's schedulers, and after a completed run the rate is that of p = P.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class ExpLrUpdaterHook(LrUpdaterHook):
     gamma: float
 
     def formula(self) -> Formula:
-        """Return the formula base gamma^p."""
+        """Return the formula of the rate after p epochs or iterations.
+
+        It is base * gamma^p, where base is the initial rate.
+        """
         gamma = number("gamma", self.gamma, above=0)
         return lambda base, p, total: base * gamma**p
 
@@ -87,7 +90,10 @@ class InvLrUpdaterHook(LrUpdaterHook):
     power: float = 1.0
 
     def formula(self) -> Formula:
-        """Return the formula base (1 + gamma p)^-power."""
+        """Return the formula of the rate after p epochs or iterations.
+
+        It is base * (1 + gamma * p)^-power, where base is the initial rate.
+        """
         gamma, power = number("gamma", self.gamma, above=0), number("power", self.power, above=0)
         return lambda base, p, total: base * (1 + gamma * p) ** -power
 
@@ -108,7 +114,10 @@ class PolyLrUpdaterHook(LrUpdaterHook):
     min_lr: float = 0.0
 
     def formula(self) -> Formula:
-        """Return the formula min_lr + (base - min_lr) (1 - p / P)^power."""
+        """Return the formula of the rate after p of P epochs or iterations.
+
+        It is min_lr + (base - min_lr) * (1 - p / P)^power, where base is the initial rate.
+        """
         power, lowest = number("power", self.power, above=0), self._lowest()
         return lambda base, p, total: lowest + (base - lowest) * (1 - p / total) ** power
 
@@ -171,7 +180,10 @@ class FlatCosineAnnealingLrUpdaterHook(LrUpdaterHook):
     min_lr_ratio: float | None = None
 
     def formula(self) -> Formula:
-        """Return the formula: base until s = round(start_percent P), then half a cosine from s to P."""
+        """Return the formula of the rate after p of P epochs or iterations.
+
+        It is the initial rate for p < s = round(start_percent * P), then half a cosine from p = s to P.
+        """
         start_percent, lowest = self.start_percent, self._lowest_or_ratio()
         if not isinstance(start_percent, float):
             raise TypeError(f"start_percent must be a float in [0, 1), got {start_percent!r}")
@@ -195,7 +207,7 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
 
     Args:
         periods: the length of each period in epochs, or in iterations with `by_epoch=False`.
-        restart_weights: for each period a weight; it starts at min + weight (initial rate - min).
+        restart_weights: a weight for each period, which starts at min + weight * (initial rate - min).
         min_lr, min_lr_ratio: see `CosineAnnealingLrUpdaterHook`.
 
     Raises:
@@ -212,7 +224,10 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
     min_lr_ratio: float | None = None
 
     def formula(self) -> Formula:
-        """Return the formula min + weight (base - min) (1 + cos(pi q)) / 2; q is 0 to 1 in each period."""
+        """Return the formula of the rate when a period is completed to the fraction q, from 0 to 1.
+
+        It is min + weight * (base - min) * (1 + cos(pi * q)) / 2, where base is the initial rate.
+        """
         periods, weights, lowest = self.periods, self.restart_weights, self._lowest_or_ratio()
         if not isinstance(periods, list | tuple) or not periods:
             raise TypeError(f"periods must be a list of ints, got {periods!r}")
@@ -222,21 +237,21 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
             raise ValueError(
                 f"restart_weights must have one number for each of {len(periods)} periods, got {len(weights)}"
             )
-        ends = [*accumulate(periods)]
+        ends = [*accumulate(periods)]  # in epochs or iterations since the start of the run
 
         def value(base: float, p: int, total: int) -> float:
             if ends[-1] < total:
                 raise ValueError(f"periods are {ends[-1]} together, and the run has {total}: add periods")
             index = min(bisect_right(ends, p), len(ends) - 1)
-            done = 1 - (ends[index] - p) / periods[index]
-            return annealing_cos(base, lowest(base), done, weights[index])
+            q = 1 - (ends[index] - p) / periods[index]
+            return annealing_cos(base, lowest(base), q, weights[index])
 
         return value
 
 
 @dataclass(eq=False, repr=False)
 class CyclicLrUpdaterHook(policies.Cyclic, LrUpdaterHook):
-    """Raise the learning rate to a peak, and lower it to an end value, in each of several cycles.
+    """Raise the learning rate to a peak, then lower it to an end value, in each of several cycles.
 
         hooks=[CyclicLrUpdaterHook(target_ratio=(10.0, 1e-4), cyclic_times=3)]
 

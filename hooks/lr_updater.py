@@ -80,7 +80,10 @@ class ParamUpdaterHook(Policy, Hook):
             )
 
     def _overrides_getter(self) -> bool:
-        """Return whether the class has a getter other than LrUpdaterHook's, which calls the formula."""
+        """Return whether a subclass of LrUpdaterHook or MomentumUpdaterHook has its own getter.
+
+        The getters of these two classes call the formula.
+        """
         classes = type(self).__mro__
         owner = next(cls for cls in classes if self.getter in vars(cls) or cls is Hook)
         return ParamUpdaterHook not in owner.__bases__
@@ -122,9 +125,9 @@ class ParamUpdaterHook(Policy, Hook):
                 self._formula(1.0, 0, self.max_progress(trainer))  # raises if the run has the wrong length
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Update the initial values if the param groups were edited since the trainer was built, as in mmcv.
+        """Replace initial values if the param groups were edited since the trainer was built, as in mmcv.
 
-        If a checkpoint was loaded whose groups have no initial values, set the values of the built optimizer.
+        Groups without an initial value, as from some checkpoints, get that of the built trainer.
         """
         groups = groups_of(trainer.optimizer)
         if trainer.iter == 0 and not self._has_run:
@@ -142,9 +145,8 @@ class ParamUpdaterHook(Policy, Hook):
 
     def before_train_iter(self, trainer: Trainer, event: BeforeTrainIter) -> None:
         """Set the value for this iteration, if the policy counts iterations or is in its warm-up."""
-        # in the iteration after the warm-up, too: it sets the value without a factor
-        warms_up = self.warmup is not None and trainer.iter <= self._warmup_length(trainer)
-        if not self.by_epoch or warms_up:
+        # <=, because the iteration after the warm-up must set the value without the warm-up's factor
+        if not self.by_epoch or (self.warmup is not None and trainer.iter <= self._warmup_length(trainer)):
             self._set(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
@@ -197,7 +199,7 @@ class ParamUpdaterHook(Policy, Hook):
     def _set_initial_values(self, trainer: Trainer) -> None:
         """Set the param groups' initial values, in policies that do not start from the optimizer's values."""
 
-    # --- inside --------------------------------------------------------------------------------------------
+    # --- setting the values --------------------------------------------------------------------------------
 
     def _set(self, trainer: Trainer) -> None:
         """Set the current value in every param group."""
@@ -222,7 +224,7 @@ class ParamUpdaterHook(Policy, Hook):
         length, ratio = self._warmup_length(trainer), self.warmup_ratio
         if trainer.iter >= length:
             return None
-        remaining = 1 - trainer.iter / length
+        remaining = 1 - trainer.iter / length  # the fraction of the warm-up that is left
         if self.warmup == "constant":
             return ratio
         if self.warmup == "linear":

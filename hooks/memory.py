@@ -25,7 +25,7 @@ _STATS = {
 }
 """The names of the metrics, each with its key in `torch.cuda.memory_stats`."""
 STATM = Path("/proc/self/statm")
-"""The file in which Linux shows the memory pages of the process; the second number counts resident pages."""
+"""The file in which Linux counts the pages of the process; its second number is the resident pages."""
 
 
 class MemoryHook(Hook):
@@ -79,7 +79,7 @@ class MemoryHook(Hook):
         resident = resident_bytes()
         values = {} if resident is None else {"memory/resident": resident / MIB}
         if self._device is not None:
-            # one call for all statistics: torch.cuda.memory_allocated() and the like would make one each
+            # one call for all statistics; torch.cuda.memory_allocated() and similar functions make one each
             stats = torch.cuda.memory_stats(self._device)
             values |= {name: stats.get(key, 0) / MIB for name, key in _STATS.items()}
             if self._reset_peak:

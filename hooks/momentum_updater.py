@@ -66,11 +66,11 @@ class MomentumUpdaterHook(ParamUpdaterHook):
         if self.warmup is None:
             return
         largest = max(initial_value(group, "momentum") for group in groups_of(trainer.optimizer))
-        in_warmup = largest / self.warmup_ratio
-        if in_warmup >= 1:
+        at_start = largest / self.warmup_ratio
+        if at_start >= 1:
             warnings.warn(
                 f"{type(self).__name__} divides the momentum by {self.warmup_ratio} at the start of the "
-                f"warm-up, which makes it {in_warmup:.3g}: with 1 or more the velocity only grows; raise "
+                f"warm-up, which makes it {at_start:.3g}: with 1 or more the velocity only grows; raise "
                 "warmup_ratio",
                 UserWarning,
                 stacklevel=2,
@@ -202,7 +202,6 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
 
     def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
         highest: float = group["initial_momentum"]
-        lowest: float = group.get(
-            "base_momentum", highest
-        )  # a group added during the run has no lowest value
+        # a group added during the run has no "base_momentum", so its momentum stays the same
+        lowest: float = group.get("base_momentum", highest)
         return self._cycle(highest, lowest, highest, self.progress(trainer), self.max_progress(trainer))

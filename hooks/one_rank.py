@@ -78,9 +78,9 @@ def _on_rank(rank: int, fn: Any) -> Any:
 def _run_without_collectives(
     coroutine: Coroutine[Any, Any, Any], mode: _NoCollectives
 ) -> Generator[Any, Any, Any]:
-    """Run a coroutine step by step, with `mode` active only while a step runs.
+    """Run a coroutine step by step, up to its next `await` each, with `mode` active only within a step.
 
-    The mode is active for the whole thread, and other tasks run on the thread while this coroutine waits.
+    The mode acts on the whole thread, on which other tasks run while this coroutine waits.
     """
     run_step = partial(coroutine.send, None)
     while True:

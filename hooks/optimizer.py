@@ -106,13 +106,14 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
             positive("cumulative_iters", cumulative_iters)
         self.cumulative_iters = cumulative_iters or 1
         full_precision = loss_scale is None and dtype is None
-        accumulates = not full_precision or cumulative_iters is not None  # a failed scaled step is retried
+        # mixed precision accumulates too, so that a later step has the gradients of a step that failed
+        accumulates = not full_precision or cumulative_iters is not None
         self._precision = None if full_precision else MixedPrecision(loss_scale, dtype)
         self._window = Accumulation(self.cumulative_iters) if accumulates else None
         self._parameter_order: dict[Tensor, int] = {}  # the index of each of the model's parameters
-        self._over_meshes = False
+        self._over_meshes = False  # whether any parameter is a DTensor, which is on a mesh of devices
         self._anomalous = AnomalousParams() if detect_anomalous_params else None
-        self._other_seconds = 0.0
+        self._other_seconds = 0.0  # of the handlers of events within the step, in this iteration
         self._given: Any = None  # the value of `trainer.optimizer` from which `_optimizers` was made
         self._optimizers: list[torch.optim.Optimizer] = []
         self._wanted: Mapping[type[Event], bool] = {}  # whether an event has a subscriber
@@ -149,7 +150,7 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
             refuse_old_shards("the loss scale", trainer.model)
 
     def _subscriptions(self, bus: Bus) -> Iterator[tuple[Callable[..., Any], list[str]]]:
-        """Yield the methods that have an effect: without a window only `after_train_iter` of this class."""
+        """Yield the methods with an effect: of this class only `after_train_iter` unless it accumulates."""
         for method, events in super()._subscriptions(bus):
             name = method.__name__
             is_of_this_class = getattr(OptimizerHook, name, None) is getattr(method, "__func__", None)
@@ -164,7 +165,7 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
             self._precision.prepare(trainer.model)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Begin accumulation: load accumulated gradients of a checkpoint into the parameters."""
+        """Load the accumulated gradients of a resumed checkpoint into the parameters."""
         if self._window is not None:
             self._window.open(trainer.model)
 
@@ -212,7 +213,7 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
         if trainer.optimizer is not self._given or self._given is None:
             self._set_optimizers(trainer)
         loss, window, clock = loss_of(trainer.outputs), self._window, trainer.clock
-        if window is None or not window.count:
+        if window is None or not window.count:  # no gradients are accumulated
             if window is not None:
                 window.divisor = window.length(trainer)
             for optimizer in self._optimizers:
@@ -250,7 +251,7 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
             return
         if window.count < window.divisor:
             if window.postpones_reduction(trainer):
-                return  # FSDP2 has not reduced the gradients: the window's last backward pass would do so
+                return  # FSDP2 reduces gradients over ranks only in the window's last backward pass
             window.rescale(trainer.model)
         self._step(trainer)
 
@@ -287,7 +288,7 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
                 trainer.metrics.put_scalar("loss_scale", precision.scaler.scale(torch.ones_like(found_inf)))
             # item() waits for the device. GradScaler.step would wait too, but does not tell whether it has
             # skipped the step. The gradients are unscaled, so optimizer.step() is right without the scaler.
-            if found_inf.item():
+            if found_inf.item():  # a gradient is not finite
                 self._skip_step(trainer, window)
             else:
                 self._clip_and_step(trainer)
@@ -367,7 +368,7 @@ class OptimizerHook(UpdateBatches, TunableClip, Hook):
 
     @on(priority=Priority.HIGHEST)
     def before_save_checkpoint(self, trainer: Trainer, event: BeforeSaveCheckpoint) -> None:
-        """Store the means of accumulated gradients over ranks in the checkpoint, which rank 0 saves."""
+        """Store the accumulated gradients in the checkpoint as means over ranks, because rank 0 saves it."""
         window = self._window
         means = window.means(trainer.model) if window is not None and window.count else None
         if means is not None and trainer.checkpoint is not None:

@@ -1,4 +1,4 @@
-"""Find hooks that run after the hook that saves checkpoints, so that a checkpoint lacks their changes.
+"""Find hooks that run after a hook that saves checkpoints, so that the checkpoint lacks their changes.
 
 `CheckpointHook` and `EMAHook` call these functions when the trainer is built.
 """

@@ -76,13 +76,13 @@ class ParamSchedulerHook(Hook):
         check_metric("monitor", monitor)
         self._by_epoch = by_epoch
         self._monitor = monitor
-        self._calls_each_iter: list[Callable[[], object]] = []  # the `step` methods of schedulers, and others
+        self._calls_each_iter: list[Callable[[], object]] = []  # `step` of the schedulers, and more
         self._stepped_each_epoch: list[Any] = []
         self._stepped_with_metric: list[Any] = []
-        self._step_skipped = False
+        self._step_skipped = False  # in this iteration
         self._schedulers: list[Any] = []
         self._scheduled_optimizers: list[Any] = []
-        self._warning: Callable[[], object] | None = None
+        self._warning: Callable[[], object] | None = None  # the call that logs the warnings of units
         self._unit_warnings_logged = False
         self._signal: EventSignal | None = None  # of `after_train_iter`
 
@@ -150,9 +150,10 @@ class ParamSchedulerHook(Hook):
         self.follow_factors()
 
     def follow_factors(self) -> None:
-        """From now on, remove the factors set by commands before each step, and apply them after it.
+        """From now on, remove the factors that commands have set before each step, and apply them after it.
 
-        A command such as `set "lr*=0.5"` calls this method after it has set a factor.
+        A scheduler computes the next value from the last one, which must not include a factor. A command such
+        as `set "lr*=0.5"` calls this method after it has set a factor.
         """
         if not has_factors(self._scheduled_optimizers):
             return
@@ -162,7 +163,7 @@ class ParamSchedulerHook(Hook):
             self._calls_each_iter = [remove, *self._calls_each_iter, self._apply_factors]
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Stop stepping schedulers after validations, which may follow the training."""
+        """Step no schedulers after validations outside of a training, which may follow."""
         self._stepped_with_metric = []
 
     def optimizer_step_skipped(self, trainer: Trainer, event: OptimizerStepSkipped) -> None:
@@ -174,6 +175,7 @@ class ParamSchedulerHook(Hook):
         if self._step_skipped:
             self._step_skipped = False
             return
+        # after an error of an earlier handler the schedulers step only if the optimizer has stepped
         handler_failed = self._signal is not None and self._signal.failing is not None
         optimizer_stepped = bool(trainer.within)
         if handler_failed and not optimizer_stepped:
@@ -189,7 +191,7 @@ class ParamSchedulerHook(Hook):
                     scheduler.step()
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
-        """Step schedulers that need a metric with the metrics of the validation.
+        """Pass the metrics of a validation to the schedulers that need a metric.
 
         Raises:
             ValueError: the validation does not have the metric (the message suggests one).
@@ -198,7 +200,7 @@ class ParamSchedulerHook(Hook):
             self._step_with_metric(event.metrics)
 
     def checkpoint_evaluated(self, trainer: Trainer, event: CheckpointEvaluated) -> None:
-        """Step schedulers that need a metric with metrics that another process computed for a checkpoint.
+        """Pass the metrics that another process computed for a checkpoint to schedulers that need a metric.
 
         Raises:
             ValueError: the metric is missing (the message suggests one).
@@ -238,7 +240,7 @@ class ParamSchedulerHook(Hook):
         return list(each_optimizer(trainer.optimizer))
 
     def _unit_warnings(self, trainer: Trainer) -> list[str]:
-        """Return a warning for each schedule of iterations whose length is in epochs, or the reverse."""
+        """Return warnings for schedules that count iterations and have a length in epochs, or the reverse."""
         if trainer.max_epochs is None:
             return []
         from eventloop.optim.scheduler_checks import mistaken_unit
@@ -251,7 +253,7 @@ class ParamSchedulerHook(Hook):
         return [text for text in texts if text is not None]
 
     def _count_warnings(self, trainer: Trainer, iterations: int) -> list[str]:
-        """Return a warning for each schedule of batches with a length in optimizer steps, or the reverse."""
+        """Return warnings for schedules that count batches and have a length in steps, or the reverse."""
         counting, by_update = trainer.counting, trainer.counting.unit == "update"
         batches_per_step = counting.batches_per_step
         if batches_per_step == 1:
@@ -274,7 +276,7 @@ class ParamSchedulerHook(Hook):
         return [text for text in texts if text is not None]
 
     def _warn_later(self, trainer: Trainer, texts: list[str]) -> None:
-        """Have `texts` logged once an epoch turns out to have more than one batch."""
+        """Log `texts` later, when the first epoch turns out to have more than one batch."""
         if texts:
             self._warning = partial(self._warn_at_second_batch, trainer, trainer.epoch, texts)
             self._calls_each_iter.append(self._warning)
@@ -311,7 +313,7 @@ def _uses_metric(scheduler: Any) -> bool:
 
 def _warn_of_another_optimizer(scheduler: Any, optimizers: list[Any]) -> None:
     """Warn if a scheduler has an optimizer that is not among `optimizers`."""
-    # optimizers are compared by their param groups, because one may be a wrapper of the other
+    # optimizers are compared by their param groups, which an optimizer shares with its wrapper
     groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
     if not optimizers or groups is None:
         return

@@ -82,7 +82,7 @@ class PeriodicWriter(LoggerHook):
             super().after_train_iter(trainer, event)
             return
         iterations = event.iter + 1
-        # `crowded` is set when the run will stop, or when too many metrics wait
+        # `crowded` is set if the run stops after this iteration, or too many metrics are not sent yet
         is_due = iterations % self._interval == 0 or trainer.metrics.crowded
         if is_due or iterations == event.max_iters:
             self._log(trainer)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 DEFAULT_TIMERS = ("iter", "data", "infer", "post")
+"""The names of the timers that the hook runs in a test."""
 
 
 class Timer:
@@ -210,7 +211,7 @@ class TestHook(Hook):
             logger.info("%s", line + other_timers + suffix)
 
     def _is_due(self, done: int, end: int | None) -> bool:
-        """Return whether a line is logged after `done` batches, of which `end` is the last."""
+        """Return whether a line is logged after `done` batches; `end` is the number of the last batch."""
         return done % self.logperiod == 0 or done == end
 
     def _progress_line(self, done: int, span: tuple[int, int | None, int | None], images: int) -> str:
@@ -222,18 +223,18 @@ class TestHook(Hook):
             images: the number of images in a batch if these numbers count images, else 1.
         """
         start, end, total = span
-        of_process = None if end is None else end - start + 1
+        own_total = None if end is None else end - start + 1
         seconds = [self.timers[name].average_time / images for name in DEFAULT_TIMERS]
-        measured = self.timers["iter"].calls > 0
-        eta = timedelta(seconds=int(seconds[0] * (end - done))) if measured and end is not None else None
-        last, everything, number, remaining = (
-            "?" if value is None else value for value in (end, total, of_process, eta)
+        is_measured = self.timers["iter"].calls > 0
+        eta = timedelta(seconds=int(seconds[0] * (end - done))) if is_measured and end is not None else None
+        end_text, total_text, own_total_text, eta_text = (
+            "?" if value is None else value for value in (end, total, own_total, eta)
         )
         prefix = f"[{self.cfg_filename}]" if self.cfg_filename else ""
         return (
-            f"{prefix}[Testing][range:{start}-{last} of {everything}][{done}/{number}]"
+            f"{prefix}[Testing][range:{start}-{end_text} of {total_text}][{done}/{own_total_text}]"
             f"[{seconds[0]:.3f}s = {seconds[1]:.3f}s + {seconds[2]:.3f}s + {seconds[3]:.3f}s]"
-            f"[eta: {remaining}]"
+            f"[eta: {eta_text}]"
         )
 
     def _other_timers_line(self, images: int) -> str:
@@ -278,6 +279,7 @@ class TestHook(Hook):
         self._begin_batch()
 
     def _begin_batch(self) -> None:
+        """Start to time a batch, and its first part, the wait for the loader."""
         self._auto_tic("iter")
         self._auto_tic("data")
 
@@ -300,7 +302,7 @@ class TestHook(Hook):
         timer.tic()
 
     def _toc(self, name: str) -> float | None:
-        """Stop a running timer; return its seconds, or None in the warm-up, in which they are dropped."""
+        """Stop a running timer, and return its seconds; in the warm-up discard them, and return None."""
         timer = self.timers[name]
         if self.iter <= self.num_warmup:
             timer.drop()

@@ -81,13 +81,13 @@ class Points:
 
 
 def events_of(points: Iterable[str], owner: str) -> dict[str, list[str]]:
-    """Return the given names of event methods, each with the events that the method handles.
+    """Return the given names of event methods, each with the names of the events that the method handles.
 
-    A name is that of an event, an alias, or a method for all modes, such as `after_iter`. `after_val_iter`
-    takes precedence over `after_iter` for the event of that name.
+    Of `after_val_iter` and `after_iter`, the first handles the event `after_val_iter`.
 
     Args:
-        owner: name of the class that has the methods, for the error message.
+        points: names of events, aliases of these, or methods for all modes, such as `after_iter`.
+        owner: the name of the class that has the methods, for the error message.
 
     Raises:
         TypeError: two of the names mean one event.

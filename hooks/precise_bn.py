@@ -91,7 +91,7 @@ class PreciseBN(Hook):
             _check_loader(data_loader, "data_loader")
         self._interval, self._num_iter, self._by_epoch = interval, num_iter, by_epoch
         self._data_loader, self._forward, self._unbiased = data_loader, forward, unbiased
-        self._layers_checked = False
+        self._layers_checked = False  # whether the model was searched for batch norm layers
         self._last_pass = -1  # the number of completed iterations at the last pass
         self._interrupted: list[str] = []  # the names of the layers of a pass that a stop interrupted
 
@@ -134,7 +134,7 @@ class PreciseBN(Hook):
             )
             return
         undo = Undo()
-        with undo, undo:
+        with undo, undo:  # twice: an interrupt may skip one of the two exits
             save_modes(undo, unwrap(trainer.model))
             _set_training_modes(trainer, self._interrupted)
             self.update_stats(trainer)
@@ -172,8 +172,8 @@ class PreciseBN(Hook):
         if event.reason != COMPLETED or trainer.bus.failing is not None:
             return
         is_due = self._by_epoch and self.every_n_epochs(trainer, self._interval)
-        ends_run = self.is_last_train_epoch(trainer) and self._last_pass != trainer.iter
-        if is_due or ends_run:
+        is_last = self.is_last_train_epoch(trainer) and self._last_pass != trainer.iter
+        if is_due or is_last:
             self._last_pass = trainer.iter
             self.update_stats(trainer)
 
@@ -191,7 +191,7 @@ class PreciseBN(Hook):
             return
         undo = Undo()
         undo.attributes(trainer.clock.waits, "place")
-        with undo, undo, trainer.clock.excluding():
+        with undo, undo, trainer.clock.excluding():  # undo twice: an interrupt may skip one of the two exits
             save_fields(undo, trainer)
             # DistributedDataParallel's collectives would hang if one rank has fewer batches than another
             trainer.model = unwrap(trainer.model)
@@ -226,7 +226,7 @@ class PreciseBN(Hook):
         self._interrupted = read_as(_State, state, "PreciseBN cannot take its state").missed
 
     def _forward_of(self, trainer: Trainer) -> Forward | None:
-        """Return the function `(model, batch)` of a pass; None for the model on the batch's inputs."""
+        """Return the function `(model, batch)` of a pass; None if it is the model on the batch's inputs."""
         step = trainer.custom_step
         if self._forward is not None or step is None:
             return self._forward
@@ -249,7 +249,7 @@ class _State(msgspec.Struct):
 
 
 def _set_training_modes(trainer: Trainer, names: list[str]) -> None:
-    """Set the model's training modes, but eval mode for batch norm layers whose names are not in `names`."""
+    """Set the modes of training, except eval mode for batch norm layers whose names are not in `names`."""
     model = unwrap(trainer.model)
     trainer.modes.set(model)
     for name, module in model.named_modules():

@@ -146,13 +146,13 @@ class PreemptionHook(Hook):
             )
         if self._requeue and trainer.rank == 0:
             warn_if_impossible()
-        saving = SavingSignals(trainer, _numbers(self._checkpoint_signals))
-        saving.install_until(trainer.during_run)
+        saving_signals = SavingSignals(trainer, _numbers(self._checkpoint_signals))
+        saving_signals.install_until(trainer.during_run)
         numbers = _numbers(self._signals)
         hint = HINT if trainer.rank == 0 else ""
         afterwards = partial(_requeue, trainer) if self._requeue else None
-        stopping = StopSignals(trainer, numbers, hint=hint, exits=True, afterwards=afterwards)
-        stopping.install_until(trainer.during_run)
+        stop_signals = StopSignals(trainer, numbers, hint=hint, exits=True, afterwards=afterwards)
+        stop_signals.install_until(trainer.during_run)
 
     def _check_save_time(self, trainer: Trainer, event: CheckpointSaved) -> None:
         """Log a warning for the first save that took longer than `grace`."""
@@ -181,7 +181,7 @@ def _numbers(names: Sequence[str]) -> list[int]:
 
 
 def _requeue(trainer: Trainer) -> None:
-    """Put the Slurm job back into the queue, if the requeued run will find a checkpoint."""
-    # a run that has saved nothing yet may itself have been resumed, and is resumed from the same checkpoint
+    """Put the Slurm job back into the queue, if there is a checkpoint for the requeued run."""
+    # if this run has saved none, that is the checkpoint from which this run itself was resumed
     can_resume = bool(trainer.where_to_resume) or trainer.state.resumed_from is not None
     requeue(trainer.rank, trainer.world_size, can_resume=can_resume)

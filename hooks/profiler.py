@@ -126,9 +126,10 @@ class ProfilerHook(Hook):
         }
         self._steps_needed = _steps_to_first_trace(schedule)
         self._profile: profile | None = None
-        self._step: Callable[[], None] | None = None
-        self._done = False
-        self._total_steps = self._remaining_steps = self._traces = 0
+        self._step: Callable[[], None] | None = None  # advances the profiler
+        self._done = False  # whether the profile has ended
+        self._total_steps = self._remaining_steps = 0  # the iterations of the profile, and those left
+        self._traces = 0  # the number of finished traces
 
     def check(self, trainer: Trainer) -> None:
         """Choose the unit of `profile_times`, and refuse a profile that would be empty or would not end.
@@ -200,13 +201,14 @@ class ProfilerHook(Hook):
             self._end()
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Stop the profiler, because a running profiler would prevent another one from starting."""
+        """Stop the profiler, because no other profiler can start while it runs."""
         self._end()
 
     def _step_function(self, profiler: profile) -> Callable[[], None] | None:
-        """Return the function that advances the profiler, or None if `_end` can set the number of steps.
+        """Return the function that advances the profiler after an iteration; None if none is needed.
 
-        Without a schedule, a CUDA device or a Kineto daemon, PyTorch's own step only counts.
+        Without a schedule, a CUDA device or a Kineto daemon, PyTorch's `step` only counts steps, so `_end`
+        sets their number instead.
         """
         if self._options["schedule"] is not None:
             return partial(_step_quietly, profiler)
@@ -226,6 +228,7 @@ class ProfilerHook(Hook):
         profiler.__exit__(None, None, None)
 
     def _drop_profile(self) -> None:
+        """Forget the profiler, and begin no other profile in this process."""
         self._profile, self._step, self._done = None, None, True
 
     def _handle_trace(self, trainer: Trainer, profiler: profile) -> None:
@@ -277,7 +280,7 @@ def _schedule(schedule: Mapping[str, int] | None) -> Callable[[int], Any] | None
     known = ["wait", "warmup", "active", "repeat", "skip_first"]
     check_keys("schedule", schedule, known)
     for key, value in schedule.items():
-        at_least(f"{key} of the schedule", value, int(key == "active"))
+        at_least(f"{key} of the schedule", value, 1 if key == "active" else 0)
     if missing := [key for key in known[:3] if key not in schedule]:
         raise ValueError(f"the schedule lacks {', '.join(missing)}, got {dict(schedule)!r}")
     action_of_step: Callable[[int], Any] = torch_schedule(**schedule)
@@ -312,7 +315,7 @@ def _check_handler(handler: object, json_path: object) -> None:
 
 
 def _trace_file(path: Path, number: int, trainer: Trainer) -> Path:
-    """Return `path` with the rank, if there are several, and the trace's number from 2 on, in its name."""
+    """Return the path of a trace: `path` with the rank, if there are several, and a number from 2 on."""
     rank = f"_rank{trainer.rank}" if trainer.world_size > 1 else ""
     count = f"_{number}" if number > 1 else ""
     stem, dot, suffixes = path.name.partition(".")

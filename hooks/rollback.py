@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 RANK = 3
-"""A value must exceed the third largest value of the window to belong to a spike."""
+"""An unusual value exceeds the RANK-th largest of the last usual values; `RollbackHook` says why."""
 
 
 class RollbackHook(Hook):
@@ -103,7 +103,8 @@ class RollbackHook(Hook):
         self._margin, self._max_rollbacks, self._skip = margin, max_rollbacks, skip
         self._scale_lr = 1.0 if scale_lr is None else scale_lr
         self._detector = self._new_detector(())
-        self._requested = self._warned = False
+        self._requested = False  # whether a rollback is requested
+        self._warned = False  # whether the warning of a refused rollback was logged
 
     def check(self, trainer: Trainer) -> None:
         """Refuse a trainer without a logger or checkpoints, or with a CheckInvalidLossHook.
@@ -113,10 +114,12 @@ class RollbackHook(Hook):
         """
         if trainer.fast_dev_run:
             return
-        needed_hooks = ((LoggerHook, "logs what it monitors"), (CheckpointHook, "saves where it goes"))
-        for needed, why in needed_hooks:
-            if not any(isinstance(hook, needed) for hook in trainer.hooks):
-                raise ValueError(f"RollbackHook needs a {needed.__name__}, which {why}: the trainer has none")
+        needed = ((LoggerHook, "logs what it monitors"), (CheckpointHook, "saves where it goes"))
+        for hook_class, purpose in needed:
+            if not any(isinstance(hook, hook_class) for hook in trainer.hooks):
+                raise ValueError(
+                    f"RollbackHook needs a {hook_class.__name__}, which {purpose}: the trainer has none"
+                )
         if any(isinstance(hook, CheckInvalidLossHook) for hook in trainer.hooks):
             raise ValueError(
                 "expected RollbackHook or CheckInvalidLossHook, got both: CheckInvalidLossHook ends the run "
@@ -177,9 +180,12 @@ class RollbackHook(Hook):
     # --- in the background ---------------------------------------------------------------------------------
 
     def _receive(self, trainer: Trainer, rows: list[Row]) -> None:
-        """Add the metric's values in `rows` to the detector, and request a rollback after a spike.
+        """Add the metric's values to the detector, and request a rollback after a spike.
 
         The metrics call this method on the thread that has read the values.
+
+        Args:
+            rows: the metrics of one iteration each.
         """
         detector = self._detector
         for row in rows:
@@ -193,7 +199,7 @@ class RollbackHook(Hook):
             self._request_rollback(trainer, detector)
 
     def _request_rollback(self, trainer: Trainer, detector: _SpikeDetector) -> None:
-        """Request a rollback from the training thread, which also stops the run after `max_rollbacks`."""
+        """Request that the training thread goes back, and after `max_rollbacks` also stops the run."""
         applied = [command for command in trainer.applied_commands if command.source == self.name]
         stops = len(applied) >= self._max_rollbacks
         reason = f"{self._monitor} {detector.text}"
@@ -226,7 +232,7 @@ class _SpikeDetector:
     def __init__(self, values: Iterable[float], spike: float, window: int, consecutive: int) -> None:
         self.values = deque(values, window)
         """The last usual values; the training thread copies them for a checkpoint."""
-        self._sorted = sorted(self.values)
+        self._sorted = sorted(self.values)  # the same values in ascending order
         self._spike, self._window, self._consecutive = spike, window, consecutive
         self._unusual: list[float] = []
         """The unusual values since the last usual one."""
@@ -242,7 +248,7 @@ class _SpikeDetector:
 
     @property
     def lost(self) -> bool:
-        """True if the last value of a spike is NaN or infinite."""
+        """True if there is a spike whose last value is NaN or infinite, so that the weights may be lost."""
         return self.is_spike and not isfinite(self._unusual[-1])
 
     @property
@@ -258,20 +264,25 @@ class _SpikeDetector:
         )
 
     def add(self, iteration: int, value: float) -> None:
-        """Add the value of an iteration; after a spike usual values have no effect any more."""
+        """Add the value of an iteration to the unusual values in a row, or to the last usual values.
+
+        A usual value ends the row, unless the row is a spike: then the spike stays until a rollback, for
+        which `RollbackHook` makes a new detector.
+        """
         if self._is_unusual(value):
             if not self._unusual:
                 self.begin = iteration
             self._unusual.append(value)
             self.end = iteration
         elif not self.is_spike:
-            # the unusual values before this one were too few for a spike, so they count as usual ones
-            for usual in filter(isfinite, (*self._unusual, value)):
-                self._append(usual)
+            # the unusual values before this one are too few for a spike, so they too become usual ones
+            for finite in filter(isfinite, (*self._unusual, value)):
+                self._append(finite)
             self._unusual.clear()
 
     @property
     def _median(self) -> float:
+        """The median of the last usual values."""
         return self._sorted[len(self._sorted) // 2]
 
     def _is_unusual(self, value: float) -> bool:

@@ -49,7 +49,7 @@ class RuntimeInfoHook(Hook):
         check_bools(model_summary=model_summary)
         self._info = dict(info or {})
         self._model_summary = model_summary
-        self._outputs_checked = False
+        self._outputs_checked = False  # whether the first outputs were searched for unlogged numbers
         if model_summary:
             import_torchinfo()
 
@@ -92,7 +92,7 @@ class RuntimeInfoHook(Hook):
         """Record every number that the train step has returned as a metric."""
         outputs = trainer.outputs
         is_mapping = type(outputs) is dict or isinstance(outputs, Mapping)
-        if not is_mapping:  # the optimizer hook raises an error
+        if not is_mapping:  # OptimizerHook raises the error about other outputs
             return
         if not self._outputs_checked:
             self._warn_unlogged(outputs)

@@ -23,7 +23,7 @@ class DistSamplerSeedHook(Hook):
     A distributed sampler then shuffles differently in each epoch, and so does a streamed data set of Hugging
     Face. If the loader has no `set_epoch`, the hook calls that of its sampler, or of its batch sampler's
     sampler, and that of its data set. If the loader combines several loaders, this is done for each of them.
-    In a run measured in iterations the trainer itself does so at the start of each pass over the loader.
+    In a run measured in iterations the trainer itself calls `set_epoch` before each pass over the loader.
     """
 
     priority = Priority.NORMAL

@@ -46,7 +46,7 @@ class SyncBuffersHook(Hook):
         """The number of completed iterations at the last sync; -1 if the buffers may differ."""
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Forget the last sync, because a checkpoint may have been loaded after it.
+        """Let the next evaluation sync the buffers, because a checkpoint may have changed them.
 
         Raises:
             TypeError: a buffer is sharded over ranks.
@@ -64,8 +64,8 @@ class SyncBuffersHook(Hook):
         if event.reason == COMPLETED and trainer.bus.failing is None:
             self._sync(trainer)
 
-    # HIGH is before EMAHook (priority 49), which puts the average into the model: its swap back after the
-    # evaluation would undo a sync that came later
+    # with priority HIGH a sync comes before EMAHook (priority 49) swaps the average into the model; its swap
+    # back after the evaluation would undo a later sync
 
     @on(priority=Priority.HIGH)
     def before_val_epoch(self, trainer: Trainer, event: BeforeValEpoch) -> None:

@@ -89,8 +89,8 @@ class ThroughputHook(Hook):
 
     def _reset(self) -> None:
         """Start the warm-up and all counts of a training."""
-        self._warmed_up = self._iterations = 0
-        self._start = 0.0
+        self._warmed_up = self._iterations = 0  # iterations of the warm-up, and since the last record
+        self._start = 0.0  # the time of the last record by `trainer.clock`
         self._totals: dict[str, Number] = dict.fromkeys(self._counts, 0)
         self._flops, self._peak = 0, self._given_peak
 
@@ -113,7 +113,7 @@ class ThroughputHook(Hook):
             trainer.during_run.callback(self._exit_counter)
 
     def begin_flops(self, trainer: Trainer, event: BeforeTrainIter) -> None:
-        """Begin to count FLOPs, in the first iteration of a training."""
+        """Begin to count FLOPs, only in the first iteration of a training."""
         if not self._warmed_up and self._counter is None:
             self._counter = FlopCounter()
             self._counter.__enter__()
@@ -150,7 +150,7 @@ class ThroughputHook(Hook):
         """Record the rates since the last call as metrics, and reset the totals."""
         now = trainer.clock.now()
         if (seconds := now - self._start) > 0:
-            factor = trainer.data_ranks / seconds
+            factor = trainer.data_ranks / seconds  # turns this rank's count into the rate of all ranks
             rates: dict[str, Number] = {
                 f"{unit}_per_sec": total * factor for unit, total in self._totals.items()
             }

@@ -137,13 +137,13 @@ class TraceHook(Hook):
         if self._subscription is not None:
             self._subscription.cancel()
             self._subscription = None
-        run, first = trainer.work_dir.absolute(), trainer.iter
+        directory, first = trainer.work_dir.absolute(), trainer.iter
         trainer.during_run.callback(self._await_files, trainer)
         trainer.during_run.callback(self._close_open, trainer)
         self._open(trainer, first, first + iterations)
         if self._window is None:
             raise CommandError("another recording of the bus is open")
-        return path_of_iterations(run, first, iterations)
+        return path_of_iterations(directory, first, iterations)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Close the window that is still open, if there is one."""
@@ -171,14 +171,14 @@ class TraceHook(Hook):
         self._first = iteration + begin
 
     def _next_window(self, iteration: int) -> Extent | None:
-        """Return the window that contains `iteration`, from there on, or else the next window."""
+        """Return the window that contains `iteration`, cut to begin there, or else the next window."""
         for begin, end in self._given_windows or self._computed_windows(iteration):
             if end > iteration:
                 return max(begin, iteration), end
         return None
 
     def _computed_windows(self, iteration: int) -> list[Extent]:
-        """Return the last window that begins at or before `iteration`, and the next one, by the options.
+        """Return the last window that begins at or before `iteration`, and the next one after it.
 
         Without `every` there is only the first window.
         """
@@ -186,8 +186,9 @@ class TraceHook(Hook):
         if self._every is None:
             begins = [self._first]
         else:
-            number = max(0, iteration - self._first) // self._every
-            begins = [self._first + number * self._every, self._first + (number + 1) * self._every]
+            index = max(0, iteration - self._first) // self._every  # of the window, counted from 0
+            begins = [self._first + index * self._every, self._first + (index + 1) * self._every]
+        # no window if no iteration is left in the run, for which `_place_first_window` has set 0
         return [(begin, begin + self._iterations) for begin in begins if self._iterations]
 
     def _open_or_subscribe(self, trainer: Trainer, iteration: int, after: int = 0) -> None:
@@ -195,7 +196,7 @@ class TraceHook(Hook):
 
         Args:
             iteration: the next iteration.
-            after: windows, or their parts, before this iteration are not recorded.
+            after: nothing is recorded before this iteration, as when another recording is open until then.
         """
         extent = self._next_window(max(iteration, after))
         if extent is None:
@@ -220,11 +221,11 @@ class TraceHook(Hook):
     def _open(self, trainer: Trainer, first: int, end: int) -> None:
         """Record the iterations from `first` until before `end`, unless another recording is open."""
         # absolute, because the program may change its working directory during the window
-        run = trainer.work_dir.absolute()
+        directory = trainer.work_dir.absolute()
 
         def end_window() -> None:
             assert self._window is not None
-            self._close(self._window, run)
+            self._close(self._window, directory)
             self._open_or_subscribe(trainer, trainer.iter)
 
         try:
@@ -233,7 +234,7 @@ class TraceHook(Hook):
             logger.warning("iterations %d..%d are not traced: %s", first, end - 1, error)
             self._open_or_subscribe(trainer, first, after=end)
 
-    def _close(self, window: TraceWindow, run: Path) -> None:
+    def _close(self, window: TraceWindow, directory: Path) -> None:
         """Close the window, and have its file written once its events are delivered."""
         self._window = None
         facts, recorder = window.close(), window.recorder
@@ -244,18 +245,18 @@ class TraceHook(Hook):
         # appended before `stop`, whose callback may run on another thread when `_await_files` waits already
         written = threading.Event()
         self._unwritten = [*(event for event in self._unwritten if not event.is_set()), written]
-        window.recording.stop(lambda: self._start_writing(run, facts, recorder, written))
+        window.recording.stop(lambda: self._start_writing(directory, facts, recorder, written))
 
     def _start_writing(
-        self, run: Path, facts: WindowFacts, recorder: SpanRecorder, written: threading.Event
+        self, directory: Path, facts: WindowFacts, recorder: SpanRecorder, written: threading.Event
     ) -> None:
         """Start a thread that writes the file of a window, and then sets `written`, also after an error."""
 
         def write() -> None:
             try:
-                write_trace(run, facts, recorder)
+                write_trace(directory, facts, recorder)
             except Exception as error:
-                logger.warning("the trace was not written to %s: %s", trace_path(run, facts), error)
+                logger.warning("the trace was not written to %s: %s", trace_path(directory, facts), error)
             finally:
                 written.set()
 

@@ -171,7 +171,7 @@ def _channel_axis(shape: torch.Size, *, prefer_first: bool) -> int | None:
     """Return the axis of the channels, -3 or -1; None if neither axis has 1, 3 or 4 entries.
 
     Args:
-        prefer_first: whether to return -3 if both axes have.
+        prefer_first: whether to return -3 if both axes could be that of the channels.
     """
     axes = [axis for axis in (-3, -1) if shape[axis] in CHANNELS]
     if not axes:
@@ -232,6 +232,6 @@ def _find_images(batch: Any) -> torch.Tensor | None:
 
 
 def _send_images(trainer: Trainer) -> None:
-    """Send the images of a pass to the background now, not with the logger's next interval."""
+    """Send the images of a validation or test to the writers now, not with the logger's next interval."""
     if trainer.metrics.pending_media:
         trainer.bus.post(trainer.metrics.collect_media(trainer.place), ImageLogged, HistogramLogged)

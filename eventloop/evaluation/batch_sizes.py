@@ -30,8 +30,13 @@ class _Field(NamedTuple):
     """A tensor or list in a batch, and the numbers of samples that it may have."""
 
     name: str
+    """The keys and indices that lead to the field, for messages, such as "images" or "boxes[0]"."""
     sizes: tuple[int, ...]
-    """The first dimension of a tensor; of a list of tensors their first dimension, and the list's length."""
+    """The possible numbers of samples: of a tensor its first dimension, of a list without tensors its length.
+
+    Of a list of tensors they are the first dimension that all its tensors have, if there is one, and last the
+    list's length.
+    """
     has_tensors: bool
 
 
@@ -94,9 +99,9 @@ def _size_and_fields(batch: Any) -> tuple[int, list[_Field]]:
     fields = [field for field in fields if field.has_tensors] or fields
     counts = Counter(size for field in fields for size in field.sizes)
     lists_of_tensors = [field for field in fields if len(field.sizes) > 1]
-    # the lengths of lists of tensors that are confirmed by a list without tensors, such as a list of texts
+    # lengths of lists of tensors that a list without tensors has too, such as a list of one text a sample
     confirmed = {field.sizes[-1] for field in lists_of_tensors} & sizes_without_tensors
-    # max returns the first of equals, and a Counter keeps the order of the batch
+    # of equally frequent sizes max returns the first one, and a Counter keeps the order of the batch
     return max(counts, key=lambda size: (counts[size], size in confirmed), default=1), fields
 
 
@@ -158,12 +163,12 @@ def _is_container(value: Any) -> bool:
 
 
 def _uncertain_batch_text(batch: Any, size: int, fields: list[_Field]) -> str:
-    """Return the subject of a warning that `size` may not be the number of samples; "" if it is certain."""
+    """Describe a batch for a warning that it may not have `size` samples; return "" if it certainly has."""
     if any(field.has_tensors and size not in field.sizes for field in fields):
         sizes = ", ".join(f"{field.name} {field.sizes[0]}" for field in fields[:8])
         return f"a validation batch has parts of different sizes ({sizes}) and"
     common = _common_sizes(fields)
-    # if `size` is not the first one, a list without tensors has confirmed the length of the lists
+    # the first common size is that of the tensors; another `size` is the length of the lists, and is certain
     if len(common) > 1 and size == common[0]:
         sizes = ", ".join(f"{field.name}: {field.sizes[-1]} of {field.sizes[0]}" for field in fields[:8])
         return f"a validation batch of lists of tensors ({sizes})"

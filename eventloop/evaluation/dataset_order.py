@@ -29,7 +29,7 @@ ALIKE = (
 
 
 class RecordedIndices:
-    """Record the indices of each batch of a pass, as a batch sampler that wraps the loader's own.
+    """Wrap the batch sampler of a loader to record the indices of each batch of a pass.
 
     Args:
         loader: a copy of the user's loader, whose batch sampler is replaced by this object. A loader without
@@ -104,8 +104,8 @@ def in_dataset_order(
         indices, data_set: the results of `RecordedIndices.all` and `RecordedIndices.data_set`.
         data_ranks: the number of ranks with different data; 1 if all ranks have read the same batches.
     """
-    own = _RankOutputs(join(batches), indices, data_set) if batches else None
-    ranks = [rank for rank in gather(own) if rank is not None]
+    own_outputs = _RankOutputs(join(batches), indices, data_set) if batches else None
+    ranks = [rank for rank in gather(own_outputs) if rank is not None]
     outputs = ranks[0].outputs if len(ranks) == 1 else join_ranks([rank.outputs for rank in ranks])
     if any(rank.indices is None for rank in ranks):
         return ranks[0].outputs if data_ranks == 1 else outputs
@@ -121,19 +121,19 @@ def in_dataset_order(
 
 
 def _samples(ranks: Sequence[_RankOutputs]) -> list[tuple[int, int]]:
-    """Return for each row of the joined outputs the number of its data set, and its index in there."""
-    numbers: dict[tuple[Any, ...], int] = {}
+    """Return for each row of the joined outputs the number of its data set, and its index in that set."""
+    number_of: dict[tuple[Any, ...], int] = {}  # for each data set
     samples = []
     for rank in ranks:
-        number = numbers.setdefault(rank.data_set, len(numbers))
-        samples += [(number, index) for index in rank.indices or ()]
+        data_set_number = number_of.setdefault(rank.data_set, len(number_of))
+        samples += [(data_set_number, index) for index in rank.indices or ()]
     return samples
 
 
 def _warn_if_alike(ranks: Sequence[_RankOutputs]) -> None:
     """Log a warning on rank 0 if all ranks have read the same indices of data sets that look alike."""
-    drawn = {(frozenset(rank.indices or ()), rank.data_set) for rank in ranks}
-    if len(ranks) > 1 and len(drawn) == 1 and dist.get_rank() == 0:
-        ((indices, _),) = drawn
+    different = {(frozenset(rank.indices or ()), rank.data_set) for rank in ranks}
+    if len(ranks) > 1 and len(different) == 1 and dist.get_rank() == 0:
+        ((indices, _),) = different
         if len(indices) > 1:  # a DistributedSampler pads a data set of one sample to one for each rank
             logger.warning(ALIKE, len(ranks), len(indices))

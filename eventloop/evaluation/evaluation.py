@@ -1,4 +1,4 @@
-"""Average metrics over a validation or test pass, and read them from the device once, at its end."""
+"""Average metrics over a validation or test, and read them from the device once, at the end."""
 
 from __future__ import annotations
 
@@ -96,9 +96,10 @@ class Averages:
     """
 
     def __init__(self) -> None:
+        # by the name of the value: the sum of its tensors, each times the samples of its batch
         self._sums: dict[str, torch.Tensor] = {}
-        self._samples: dict[str, int] = {}
-        self._means: dict[str, Mean] = {}
+        self._samples: dict[str, int] = {}  # the number of samples in each sum
+        self._means: dict[str, Mean] = {}  # the mean of the values that are numbers on the host
 
     def add(self, name: str, value: Any, samples: int) -> None:
         """Add the mean `value` over the samples of a batch; ignore it if the batch has no samples.
@@ -123,11 +124,11 @@ class Averages:
 
         A name that only some ranks have is averaged over those ranks.
         """
-        own = dict(self._means)
-        for name, total in self._read_sums():
+        own_means = dict(self._means)
+        for name, total in self._read_sums():  # a name may have tensors in some batches, numbers in others
             mean_of_tensors = Mean(total / self._samples[name], self._samples[name])
-            own[name] = _combined(own.get(name, NOTHING), mean_of_tensors)
-        ranks = gather(own)  # not an all-reduce, which would hang if ranks have different names
+            own_means[name] = _combined(own_means.get(name, NOTHING), mean_of_tensors)
+        ranks = gather(own_means)  # not an all-reduce, which would hang if ranks have different names
         means = {}
         for name in sorted({name for rank in ranks for name in rank}):
             means[name] = reduce(_combined, (rank[name] for rank in ranks if name in rank)).value
@@ -151,7 +152,7 @@ def _combined(first: Mean, second: Mean) -> Mean:
         return first
     if math.isfinite(first.value) and math.isfinite(second.value):
         return Mean(first.value + (second.value - first.value) * (second.samples / samples), samples)
-    return Mean(first.value + second.value, samples)  # NaN or infinite
+    return Mean(first.value + second.value, samples)  # NaN or infinite, as the weighted sum would be
 
 
 class Evaluation:
@@ -178,7 +179,7 @@ class Evaluation:
         self._unusable = set() if unusable is None else unusable
         self._evaluators = name_evaluators(evaluator)
         self._averages = Averages()
-        self._sources: dict[str, str] = {}  # the name of each metric, and who reports it
+        self._sources: dict[str, str] = {}  # for each metric "val_step", or the evaluator that reports it
         for metric in self._evaluators.values():
             if device is not None and isinstance(metric, torch.nn.Module):
                 metric.to(device)
@@ -186,7 +187,7 @@ class Evaluation:
                 metric.reset()
 
     def add(self, outputs: Mapping[str, Any], samples: int) -> None:
-        """Add the outputs of one batch, which has so many samples.
+        """Add the outputs of one batch, which has `samples` samples.
 
         Raises:
             ValueError: an evaluator needs `preds` and `target`, or two sources report the same metric.
@@ -264,7 +265,7 @@ class Evaluation:
             logger.warning(message, *values)
 
     def _set_source(self, name: str, source: str) -> None:
-        """Store who reports a metric; refuse a second source of it."""
+        """Store that `source` reports a metric; refuse a second source of the same metric."""
         if (first := self._sources.setdefault(name, source)) != source:
             raise ValueError(
                 f"the metric {name!r} comes from {first} and from {source}: give the evaluator another name, "
@@ -290,7 +291,7 @@ def before_drawing(
     def restore() -> None:
         set_random_state(trained_on, state_of_training)
         for loader, state in states:
-            set_own_random_state(loader, state, opening=True)
+            set_own_random_state(loader, state, opening=True)  # the state before the pass was opened
         set_module_generators(model, generators)
 
     return restore
@@ -321,11 +322,11 @@ def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:
     for name, each in by_name.items():
         if isinstance(each, type):
             raise TypeError(f"evaluator {name!r} is a class: give an object of it, {each.__name__}()")
-        which = f"evaluator {name!r}" if has_names else "evaluator"
-        check_plain(which, each, "preds", "target")
+        subject = f"evaluator {name!r}" if has_names else "evaluator"
+        check_plain(subject, each, "preds", "target")
         if not isinstance(each, Metric) and not callable(each):
             hint = ": a config does not make one" if name == "type" else ""
-            raise TypeError(f"{which} must be a function (preds, target) or a metric, got {each!r}{hint}")
+            raise TypeError(f"{subject} must be a function (preds, target) or a metric, got {each!r}{hint}")
     return by_name
 
 
@@ -347,7 +348,7 @@ def is_classification(preds: Any, target: Any) -> bool:
 
 
 def _is_metric_of_samples(name: object, value: torch.Tensor | np.ndarray[Any, Any]) -> bool:
-    """Return whether a tensor seems to have a metric of each sample, so that its mean was forgotten."""
+    """Return whether a tensor seems to have one value for each sample, of which the user forgot the mean."""
     return (value.ndim == 1 and len(value) > 1) or name == "loss"
 
 
@@ -362,8 +363,8 @@ def _by_name(evaluator: str, scores: Any) -> Mapping[str, Any]:
         if not is_single(value):
             shape = getattr(value, "shape", None)
             got = f"{value!r:.80}" if shape is None else f"a tensor of shape {tuple(shape)}: take its mean()"
-            which = f" as {key!r}" if by_name is scores else ""
-            raise TypeError(f"evaluator {evaluator!r} must return a number{which}, got {got}")
+            under_key = f" as {key!r}" if by_name is scores else ""
+            raise TypeError(f"evaluator {evaluator!r} must return a number{under_key}, got {got}")
     return by_name
 
 

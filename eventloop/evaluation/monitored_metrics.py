@@ -31,11 +31,11 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 _CLASSIFICATION_LOSSES = (F.cross_entropy, F.nll_loss)
+_CLASSIFICATION_MODULES = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
 _NOTE = (
     "raised before the training, by a batch of val_loader: the trainer has no loss_fn and no val_step, so a "
     "validation calls model(inputs) of batches (inputs, target); sanity_val=0 skips this batch"
 )
-_CLASSIFICATION_MODULES = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
 
 
 class MonitoredMetrics:
@@ -54,13 +54,14 @@ class MonitoredMetrics:
     def __init__(self, trainer: TrainerParts, sanity_val: int | None, *, own_val_step: bool) -> None:
         _check_sanity_val(sanity_val, trainer.val_loader)
         self._trainer, self._sanity_val = trainer, sanity_val
+        # whether to run `val_step` once, because nothing else shows that the batches fit it
         self._tries_step = trainer.loss_fn is None and not own_val_step and trainer.val_loader is not None
         self._certain, self._possible = reported_names(trainer.evaluator, trainer.loss_fn, own_val_step)
-        self._required: list[tuple[str, str]] = []  # (metric, option that names it)
-        self._unchecked: list[tuple[str, str]] = []  # those for which the sanity validation is needed
+        self._required: list[tuple[str, str]] = []  # each metric, and the option of a hook that names it
+        self._unchecked: list[tuple[str, str]] = []  # the required metrics that may turn out to be absent
 
     def shorten(self, batches: int) -> None:
-        """Limit the sanity validation to so many batches."""
+        """Limit the sanity validation to `batches` batches, as in a `fast_dev_run`."""
         if self._sanity_val is not None:
             self._sanity_val = min(self._sanity_val, batches)
 
@@ -113,7 +114,7 @@ class MonitoredMetrics:
             self._check_required(batches)
 
     def _default_batches(self) -> int:
-        """Return 1 if a metric is unchecked and a batch can be validated twice, else 0."""
+        """Return the batches to validate by default: 1 if that checks a metric and can be undone, else 0."""
         if not self._unchecked:
             return 0
         if _can_be_repeated(self._trainer):
@@ -126,12 +127,12 @@ class MonitoredMetrics:
         return 0
 
     def _check_required(self, batches: int) -> None:
-        """Validate so many batches, and raise ValueError if a monitored metric is missing."""
+        """Validate `batches` batches, and raise ValueError if they lack a monitored metric."""
         metrics = self._validate(batches)
         if metrics is None:
             return
         names = {of_loader(weights, name) for name in metrics for weights in self._weights}
-        # also "accuracy" with F.cross_entropy, which takes targets without an accuracy, too
+        # all of them: even "accuracy", which is certain with F.cross_entropy, is absent for soft targets
         for metric, option in self._required:
             if metric not in names:
                 advice = f" This is of a sanity validation of {batches} batches; sanity_val=0 skips it."
@@ -145,15 +146,17 @@ class MonitoredMetrics:
         """
         trainer = self._trainer
         undo = Undo()
+        # undo twice: an interrupt may skip one of the two exits
         with undo, undo, trainer.clock.excluding(), raised_together("the first validation batch"):
             _prepare(undo, trainer)
             _run_val_step(trainer)
 
     def _validate(self, batches: int) -> Mapping[str, float] | None:
-        """Return the metrics of so many batches; None if the validation failed, by default."""
+        """Return the metrics of `batches` batches; None if that failed and the user has not asked for it."""
         trainer = self._trainer
         try:
             undo = Undo()
+            # undo twice: an interrupt may skip one of the two exits
             with undo, undo, trainer.clock.excluding():
                 _prepare(undo, trainer)
                 return _metrics_of(trainer, batches)
@@ -173,18 +176,18 @@ class MonitoredMetrics:
         return ", ".join(repr(metric) for metric, _ in self._unchecked)
 
     def _with_prefixes(self, names: Iterable[str]) -> set[str]:
-        """Return the names that a validation reports, such as "clean/accuracy", of metrics of one pass."""
+        """Return metrics' names with the prefixes of all passes of a validation, such as "clean/accuracy"."""
         return {of_loader(each, name) for name in names for each in self._passes}
 
     @property
     def _passes(self) -> list[str]:
-        """The names of the passes of a validation: each loader with the own weights, and with others."""
+        """The names of the passes of a validation: over each loader, with each of `_weights`."""
         loaders = [*named_loaders(self._trainer.val_loader)] or [""]
         return [name_of_pass(weights, loader) for weights in self._weights for loader in loaders]
 
     @property
     def _weights(self) -> list[str]:
-        """The prefixes of the weights that are evaluated: "" for the model's own, then "ema" and others."""
+        """The prefixes of the weights that are evaluated: "" for the model's own, "ema" for an average."""
         return ["", *other_weights(self._trainer.hooks)]
 
     def _unreported(self, metric: str, option: str, names: Iterable[str]) -> str:
@@ -192,6 +195,7 @@ class MonitoredMetrics:
         known, lower = sorted(names), metric.lower()
         similar = [name for name in known if lower in name.lower() or name.lower() in lower]
         suggestion = near(metric, known) or (f": did you mean {similar[0]!r}?" if similar else ".")
+        # from the last pass on: the first one may have no prefix, with which every name begins
         prefixes = (of_loader(each, "") for each in reversed(self._passes))
         prefix = next((each for each in prefixes if metric.startswith(each)), "")
         return (
@@ -262,7 +266,7 @@ def _is_restored(sampler: object) -> bool:
 
 
 def _metrics_of(trainer: TrainerParts, batches: int) -> Mapping[str, float]:
-    """Validate so many batches of each loader, and return the metrics."""
+    """Validate `batches` batches of each loader, and return the metrics."""
     metrics: dict[str, float] = {}
     for name, loader in named_loaders(trainer.val_loader).items():
         reported = _validate_on(trainer, loader, batches).compute()
@@ -271,7 +275,7 @@ def _metrics_of(trainer: TrainerParts, batches: int) -> Mapping[str, float]:
 
 
 def _validate_on(trainer: TrainerParts, loader: Iterable[Any], batches: int) -> Evaluation:
-    """Validate so many batches of a loader; if this fails on one rank, all ranks raise an error."""
+    """Validate `batches` batches of a loader; if this fails on one rank, all ranks raise an error."""
     evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs, trainer.device)
     # a rank that raised alone would not call `compute`, in which the other ranks would wait for it
     with raised_together("the sanity validation"):
@@ -284,9 +288,9 @@ def _validate_on(trainer: TrainerParts, loader: Iterable[Any], batches: int) -> 
 
 
 def _without_persistent_workers(loader: Iterable[Any]) -> Iterable[Any]:
-    """Return a loader, or a copy of it whose workers end with the pass.
+    """Return a loader; if its workers persist, a copy of it whose workers end with the pass.
 
-    Persistent workers would continue with the random state that they have after the pass.
+    Persistent workers would begin the next pass with the random state that this pass leaves.
     """
     if not persists(loader):
         return loader

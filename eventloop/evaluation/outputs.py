@@ -24,7 +24,7 @@ class OnHost:
     """
 
     def __init__(self, outputs: Any) -> None:
-        self._devices: set[torch.device] = set()
+        self._devices: set[torch.device] = set()  # the CUDA devices from which tensors are copied
         self._outputs = map_tensors(outputs, self._start_copy)
         self._ends_of_copies: list[torch.cuda.Event] = []
         for device in self._devices:
@@ -33,7 +33,7 @@ class OnHost:
             self._ends_of_copies.append(end)
 
     def _start_copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a tensor on the host, to which the values from CUDA are copied later."""
+        """Return a copy of a tensor on the host; from CUDA its values arrive later, before `wait` returns."""
         refuse_sharded("the output of a prediction", tensor)
         tensor = tensor.detach()
         if not tensor.is_cuda or tensor.layout is not torch.strided:

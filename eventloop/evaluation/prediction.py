@@ -29,6 +29,7 @@ from eventloop.util.functions import check_call, handler_name, is_coroutine_func
 BACKLOG_BYTES = 256 * 2**20
 """The most bytes of outputs that `predict(to=...)` queues; the prediction waits for a slower subscriber."""
 _POLL_SECONDS = 0.1
+"""Seconds between two checks of how many outputs the subscriber has handled."""
 
 
 class Sink(Protocol):
@@ -68,19 +69,19 @@ def begin_prediction(undo: Undo, trainer: TrainerParts, loader: Iterable[Any], t
     # the samplers of the train loader must keep the position that the training has reached
     if loader is not trainer.loader:
         undo.step(set_samplers, loader, own_random_state(loader)["samplers"])
-    separate = apart(undo, loader)
+    separate_pass = apart(undo, loader)
     save_modes(undo, trainer.model)
     trainer.model.eval()
-    recorded = RecordedIndices(separate)
+    recorded = RecordedIndices(separate_pass)
     if to is not None:
-        return Prediction(separate, Stream(undo, trainer, to, recorded))
+        return Prediction(separate_pass, Stream(undo, trainer, to, recorded))
     if not recorded.known and trainer.data_ranks not in (1, trainer.world_size):
         raise ValueError(
             f"predict: loader must be a DataLoader over a map-style data set, got a {type(loader).__name__}: "
             f"of {trainer.world_size} ranks with data_ranks={trainer.data_ranks} no index shows which have "
             "the same batches; with to=... each rank passes on its own"
         )
-    return Prediction(separate, Collection(recorded, trainer.data_ranks))
+    return Prediction(separate_pass, Collection(recorded, trainer.data_ranks))
 
 
 class Prediction:
@@ -182,7 +183,7 @@ class Stream:
             self._raise_if_incomplete()
 
     def end(self, *, complete: bool) -> None:
-        """Wait until the subscriber has received everything.
+        """Wait until the subscriber has received the outputs of all batches.
 
         Raises:
             Exception: the error that `to` has raised.

@@ -47,7 +47,7 @@ class ValSchedule:
     Args:
         interval: the number of units from one validation to the next: of epochs, or of iterations if the run
             is measured in iterations.
-        begin: the unit, counted from 1, after which the first validation may be.
+        begin: the unit, counted from 1, after which the first validation may follow.
         dynamic_intervals: pairs (milestone, interval) for another interval from the unit `milestone`, counted
             from 1, on, as in MMEngine.
         before_train: True validates before the first iteration too, whatever `begin` is.
@@ -71,7 +71,7 @@ class ValSchedule:
         positive("val_interval", interval)
         positive("val_begin", begin)
         self._begin, self._before_train = begin, before_train
-        self._milestones, self._intervals = [0], [interval]  # an interval from each milestone on
+        self._milestones, self._intervals = [0], [interval]  # the interval from each milestone to the next
         for entry in dynamic_intervals or ():
             self._add_interval(entry, dynamic_intervals)
 
@@ -91,6 +91,7 @@ class ValSchedule:
         """Return ["val"] if a validation follows `done` of `total` units, else []."""
         if done == 0:
             return ["val"] if self._before_train else []
+        # that of the next unit, which has the number done + 1: as in MMEngine
         interval = self._intervals[bisect_right(self._milestones, done + 1) - 1]
         is_due = done % interval == 0 or done == total
         return ["val"] if is_due and done >= self._begin else []

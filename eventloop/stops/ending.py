@@ -64,14 +64,14 @@ def drain(trainer: StoppableTrainer, *, closes: bool, at_once: bool) -> None:
         bus.overtime = False
     exit_by(inf)
 
-    def ends() -> bool:
+    def closes_bus() -> bool:
         return closes or trainer.ends_program
 
-    with bus.ending_run(ends):
+    with bus.ending_run(closes_bus):
         try:
-            if not ends():
+            if not closes_bus():
                 report = bus.flush()
-            if ends():
+            if closes_bus():
                 if at_once or not bus.overtime:
                     # after a signal the exit must not wait once more for the same subscribers
                     exit_by(monotonic() + (AT_ONCE_SECONDS if at_once else bus.patience))
@@ -88,7 +88,7 @@ def drain(trainer: StoppableTrainer, *, closes: bool, at_once: bool) -> None:
 def _log_losses(report: DrainReport) -> None:
     """Log a warning for each subscriber that has dropped or failed events.
 
-    Events that are still queued are not in it, because the bus has logged them.
+    The warning does not count events that are still queued, because the bus has logged those itself.
     """
     lost = [stats for stats in report.stats if (stats.dropped or stats.failed) and not stats.losses_logged]
     for line in shortfalls([_with_short_error(stats) for stats in lost]):
@@ -96,7 +96,7 @@ def _log_losses(report: DrainReport) -> None:
 
 
 def _with_short_error(stats: SubscriptionStats) -> SubscriptionStats:
-    """Shorten the error that ended a subscriber; the log has the whole error from the time of the failure."""
+    """Shorten the error that ended a subscriber; the whole error was logged when the subscriber failed."""
     if not stats.error.startswith("[error]") or len(stats.error) <= ERROR_WIDTH:
         return stats
     begin = stats.error[:ERROR_WIDTH].rstrip()

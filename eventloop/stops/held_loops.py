@@ -13,7 +13,7 @@ class HeldLoops:
     """Weak references to the generators of one hand-written loop, the outermost first, and its thread."""
 
     def __init__(self) -> None:
-        self._loops: list[ref[Generator[Any]]] = []
+        self._loops: list[ref[Generator[Any]]] = []  # the generator of epochs, then those of batches
         self.thread = threading.current_thread()
 
     def begin(self, loop: Generator[Any]) -> None:
@@ -27,12 +27,13 @@ class HeldLoops:
     def may_be_closed(self) -> bool:
         """Return whether there is an unfinished loop that the calling thread may close.
 
-        Its generators must be suspended, and the loop must belong to this thread or to an ended thread.
+        The outermost generator must be suspended and no generator running. The loop must belong to this
+        thread, or to a thread that has ended.
         """
-        generators = [generator for loop in self._loops if (generator := loop()) is not None]
+        generators = [each for reference in self._loops if (each := reference()) is not None]
         states = [inspect.getgeneratorstate(generator) for generator in generators]
-        suspended = states[:1] == [inspect.GEN_SUSPENDED] and inspect.GEN_RUNNING not in states
-        return suspended and (self.thread is threading.current_thread() or not self.thread.is_alive())
+        is_suspended = states[:1] == [inspect.GEN_SUSPENDED] and inspect.GEN_RUNNING not in states
+        return is_suspended and (self.thread is threading.current_thread() or not self.thread.is_alive())
 
     def close(self) -> None:
         """Close all generators."""
@@ -45,7 +46,7 @@ class HeldLoops:
 
 def _close(loops: Sequence[ref[Generator[Any]]]) -> None:
     """Close generators, the innermost first; skip a generator that is executing."""
-    for loop in reversed(loops):
-        generator = loop()
+    for reference in reversed(loops):
+        generator = reference()
         if generator is not None and not generator.gi_running:
             generator.close()

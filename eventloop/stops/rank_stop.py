@@ -52,10 +52,10 @@ class Carried(Protocol):
     """Numbers that some of the all-reduces add up over all ranks, besides the requests to stop."""
 
     every: int
-    """Every so many all-reduces, one carries the numbers."""
+    """How often the numbers are sent: 1 if with each all-reduce, 100 if with every hundredth."""
 
     def numbers(self) -> list[float]:
-        """Return a list that is equally long on all ranks: numbers of this rank, and zeros for the others."""
+        """Return a list with a place for each rank's numbers: this rank's, and zeros for the others."""
 
     def receive(self, numbers: Sequence[float]) -> None:
         """Receive the numbers of all ranks; every rank receives them at the same boundary."""
@@ -86,6 +86,7 @@ class _Sum:
 
     def __init__(self, carried: Carried | None = None) -> None:
         self._carried = carried
+        # first the number of ranks with a request
         self._numbers = array("d", [0.0, *(carried.numbers() if carried is not None else [])])
         self._tensors = [torch.frombuffer(self._numbers, dtype=torch.float64)]  # the same memory
         self._work: Any = None
@@ -128,10 +129,10 @@ class Agreement:
     """Let all ranks agree whether the run stops. The constructor is a collective: it makes a gloo group."""
 
     def __init__(self) -> None:
-        self._world = dist.group.WORLD
+        self._world = dist.group.WORLD  # the default process group, to notice a new one
         self._size = dist.get_world_size()
         self._group = _new_group()
-        self._sums = _Sum(), _Sum()  # used alternately
+        self._sums = _Sum(), _Sum()  # used alternately: one may be unread when the next one starts
         self._count = 0  # the number of sums in this run
         self._pending: _Sum | None = None  # started at the last boundary, not read
         self._carried: Carried | None = None
@@ -152,7 +153,7 @@ class Agreement:
         return self._world is dist.group.WORLD
 
     def carry(self, carried: Carried) -> None:
-        """Set the numbers that sums of this run carry; all ranks must call this, with equally long lists."""
+        """Send these numbers with the sums of this run; all ranks must call this, with equally long lists."""
         self._carried = carried
 
     def boundary(self, *, requested: bool) -> bool:
@@ -174,7 +175,7 @@ class Agreement:
         """Wait for all ranks at the end of a pass, and return whether one of them has a request.
 
         Args:
-            requested: whether this rank has a request to stop.
+            requested: whether this rank has a request to stop, or a command.
         """
         if self._any_pending_request():
             return True
@@ -186,7 +187,7 @@ class Agreement:
         Args:
             number: the number of this rank.
         """
-        tensor = torch.tensor([number, -number])
+        tensor = torch.tensor([number, -number])  # so that one all-reduce of minima gives both
         with waiting("ranks", EDGE):
             dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self._group)
         return int(tensor[0]), -int(tensor[1])
@@ -215,7 +216,7 @@ class Agreement:
         return pending is not None and pending.resolve(ITERATION) > 0
 
     def _start_sum(self, requested: bool) -> _Sum:
-        """Start an all-reduce, which carries the numbers if it is their turn."""
+        """Start an all-reduce, which also adds up the carried numbers if they are due."""
         self._count += 1
         if self._carried is not None and self._count % self._carried.every == 0:
             new_sum = _Sum(self._carried)

@@ -37,14 +37,14 @@ class TimesExchange:
         self._watch = SlowRankWatch()
         self._short_window: Window | None = None  # times over too few iterations for a comparison
         self.found: Straggler | None = None
-        """A slow rank that was found and not announced yet, or None."""
+        """A slow rank that `Stopping` has not announced yet, or None."""
 
     def numbers(self) -> list[float]:
-        """Return this rank's times since the last call, and zeros for the other ranks."""
+        """Return a list of the times of all ranks since the last call, with zeros for the other ranks."""
         numbers = [0.0] * (_WIDTH * self._world_size)
-        sums, begin = self._clock.sums(), _WIDTH * self._rank
+        sums, own_begin = self._clock.sums(), _WIDTH * self._rank
         times = [now - before for before, now in zip(self._last_sums, sums, strict=True)]
-        numbers[begin : begin + _WIDTH] = times
+        numbers[own_begin : own_begin + _WIDTH] = times
         self._last_sums = sums
         return numbers
 
@@ -53,6 +53,7 @@ class TimesExchange:
 
         Times that cover too few iterations, as around an evaluation, are added to the times received next.
         """
+        # the phases of each rank since the last exchange
         window: Window = [self._phases(numbers[i : i + _WIDTH]) for i in range(0, len(numbers), _WIDTH)]
         if self._short_window is not None:
             window = summed([self._short_window, window])
@@ -63,7 +64,7 @@ class TimesExchange:
             self.found = self._watch.add(window) or self.found
 
     def _phases(self, times: Sequence[float]) -> Phases:
-        """Return the times of one rank, in the order of `StepClock.sums`, as phases."""
+        """Return the times of one rank as phases; `times` has the order of `StepClock.sums`, in seconds."""
         iterations, data, forward, backward, optimizer, hooks, checkpoint, background, ranks, total = times
         seconds = (data, forward, backward, optimizer, hooks, checkpoint, background, ranks, total)
         return phases_between(NOTHING, (round(iterations), *seconds))

@@ -60,11 +60,11 @@ def requeue(rank: int, world_size: int, *, can_resume: bool) -> None:
         return
     _requested.add(job)
     restarts = os.environ.get("SLURM_RESTART_COUNT")
-    start = f"restart {restarts}" if restarts else "the first start"
+    job_start = f"restart {restarts}" if restarts else "the first start"
     code, output = _run(["scontrol", "requeue", job])
     level, outcome = (logging.INFO, "is") if code == "0" else (logging.WARNING, "is not")
     text = "Slurm job %s %s queued again after %s: scontrol requeue: exit code %s, output %r"
-    logger.log(level, text, job, outcome, start, code, output)
+    logger.log(level, text, job, outcome, job_start, code, output)
 
 
 def _run(command: list[str]) -> tuple[str, str]:

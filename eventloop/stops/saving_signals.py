@@ -45,6 +45,7 @@ class SavingSignals:
             signal.signal(signum, self._handle)
 
     def _restore(self) -> None:
+        """Restore the earlier handlers, except where the program has installed another one since."""
         for signum, earlier in self._earlier.items():
             if signal.getsignal(signum) == self._handle:
                 signal.signal(signum, earlier)

@@ -45,16 +45,16 @@ class StopSignals:
     Args:
         hint: a text for standard error at the first Ctrl-C; `ENDED` replaces it when the run has ended.
         exits: True ends the program after the block as the signal would have ended it: by SystemExit(128 +
-            number) or KeyboardInterrupt, when all ranks have delivered everything. If the program has a
+            number) or KeyboardInterrupt, when all ranks have delivered their events. If the program has a
             Python handler for the signal, that handler decides. Signals that the process ignores, as after
             nohup, stay ignored.
         afterwards: a function to call on each rank after a run that a signal other than Ctrl-C has ended,
-            when all ranks have delivered everything. No rank exits before the function has returned on all
+            when all ranks have delivered their events. No rank exits before the function has returned on all
             ranks. It needs `exits`, and is not called after an error, or within another trainer's run.
     """
 
     _running_handlers = 0
-    """The number of StopSignals handlers that are running now: one may call that of another trainer."""
+    """The number of StopSignals handlers that are running now; a handler may call that of another trainer."""
 
     def __init__(
         self,
@@ -70,11 +70,12 @@ class StopSignals:
         self._process = os.getpid()
         self._earlier: dict[int, Any] = {}  # the handlers that are restored, by the signal's number
         self._signum: int | None = None  # the first signal that has arrived
-        self._interrupts = 0
-        self._earlier_of_sigchld: Any = None
+        self._interrupts = 0  # the number of times that Ctrl-C was pressed
+        self._earlier_of_sigchld: Any = None  # the handler of SIGCHLD before the first signal
         self._over = False  # whether the block has ended
 
     def __enter__(self) -> Self:
+        """Install the handlers."""
         if threading.current_thread() is not threading.main_thread():
             return self
         for signum in self._signals:
@@ -89,6 +90,7 @@ class StopSignals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        """Restore the earlier handlers; with `exits` call `afterwards` before, and end the program after."""
         ends_run = self._exits and os.getpid() == self._process
         try:
             if ends_run and not isinstance(error, KeyboardInterrupt):
@@ -111,7 +113,7 @@ class StopSignals:
         stack.enter_context(self)
 
     def _restore(self) -> None:
-        """Restore the earlier handlers."""
+        """Restore the earlier handlers, except where the program has installed another one since."""
         self._over = True
         for signum, earlier in self._earlier.items():
             if signal.getsignal(signum) == self._handle:
@@ -121,6 +123,7 @@ class StopSignals:
             signal.signal(signal.SIGCHLD, self._earlier_of_sigchld)
 
     def _is_of_same_trainer(self, handler: Any) -> bool:
+        """Return whether a handler is that of a StopSignals of the same trainer."""
         owner = getattr(handler, "__self__", None)
         return isinstance(owner, StopSignals) and owner._trainer is self._trainer
 
@@ -154,7 +157,7 @@ class StopSignals:
                 StopSignals._running_handlers -= 1
 
     def _count_interrupt(self) -> None:
-        """Count a Ctrl-C; raise KeyboardInterrupt at the second one, or if no loop will end the run."""
+        """Count a Ctrl-C; raise KeyboardInterrupt at the second one, or while an error ends the run."""
         self._interrupts += 1
         if self._interrupts > 1:
             # the trainer of a hand-written loop does not see the exception, so it is stored here
@@ -164,17 +167,17 @@ class StopSignals:
             raise KeyboardInterrupt
 
     def _show_hint(self, hint: str) -> None:
-        """Write the text about the first Ctrl-C to standard error, without a lock of `print`."""
+        """Write the text about the first Ctrl-C to standard error, without `print`, which uses a lock."""
         if self._trainer.delivering:
             hint = ENDED.format(round(self._trainer.bus.patience, 3))
         with suppress(OSError):
             os.write(2, f"{hint}\n".encode())
 
     def _handle_after_block(self, signum: int, frame: FrameType | None) -> None:
-        """Call the earlier handler for a signal after the block, if another handler still calls this one.
+        """Call the earlier handler after the block, where a handler that was installed later calls this one.
 
-        Do nothing if the earlier handler would end the program and a StopSignals that was installed later has
-        just requested a stop.
+        If the later handler is a StopSignals, it has just requested a stop. Then an earlier handler that
+        would end the program is not called.
         """
         if not (self._running_handlers and self._ends_program(signum)):
             self._call_earlier(signum, frame)
@@ -241,10 +244,8 @@ class StopSignals:
             afterwards()
 
     def _exit(self, error: BaseException | None) -> None:
-        """End the program as the signal would have ended it, unless an error ended the run.
-
-        The signal may also have come after the last iteration, or on another rank.
-        """
+        """End the program as the signal would have ended it, unless an error ended the run."""
+        # `stop_signal` has no signal that came after the last iteration, and `_signum` none of another rank
         signum = self._signum or self._trainer.stop_signal
         if signum not in self._earlier or not self._ends_program(signum):
             return
@@ -274,4 +275,5 @@ def _cancels_a_task(handler: Any) -> bool:
 
 
 def _reason(signum: int) -> str:
+    """Return the `stop_reason` of a run that a signal has ended."""
     return INTERRUPTED if signum == signal.SIGINT else f"preempted by {signal.Signals(signum).name}"

@@ -28,9 +28,9 @@ logger = logging.getLogger("eventloop")
 ROLLBACK = "rollback"
 """The `reason` of the closing events of an epoch and a training that a rollback ends."""
 Takes = Literal["none", "program", "all"]
-"""The commands that are applied at a boundary: none, those of the training's own program, or all."""
+"""The commands that are applied at a boundary: none, those that the training's own code requests, or all."""
 _ENDLESS = 2**62
-"""A number of batches that no pass reaches."""
+"""The number of batches of an endless pass: one that no pass reaches."""
 UNEQUAL = (
     "rank %d has %d batches in this epoch, and the ranks have from %d to %d: with DistributedDataParallel a "
     "rank with more than %d waits for the gradients of the others forever; give all ranks as many batches, "
@@ -76,7 +76,9 @@ class Stopping:
         self._request: Request | None = None
         self._agreement: Agreement | None = None
         self._times: TimesExchange | None = None
-        self._warned: set[tuple[int, int]] = set()  # the (least, greatest) lengths of passes warned of
+        self._warned: set[tuple[int, int]] = (
+            set()
+        )  # the (least, greatest) numbers of batches of past warnings
         self._commands_left = False
         """Whether any rank had commands at the last exchange that were not applied there."""
         self.together = False
@@ -116,9 +118,9 @@ class Stopping:
         trainer.bus.stopped_at = None
 
     def end_run(self) -> None:
-        """End a run, and drop a request that came after the last boundary.
+        """End a run, and drop a request to stop that came after the last boundary.
 
-        On one rank a request of `trainer.stop` stays for the next run; the request of a signal does not.
+        Only a request of `trainer.stop` in a run on one rank is kept: it stops the next run.
         """
         if self.together or (self._request is not None and self._request.signum is not None):
             self._request = None
@@ -149,7 +151,7 @@ class Stopping:
             self._trainer.metrics.crowded = True  # so the logger logs in this iteration
 
     def poll(self) -> bool:
-        """Return whether the run ends here; on several ranks this does not look for new requests."""
+        """Stop here if this is requested, and return whether the run ends; several ranks stop in `_agree`."""
         if self._request is not None and not self.together and not self.goes_back:
             request, self._request = self._request, None
             if self._trainer.stop_reason is None:
@@ -159,7 +161,7 @@ class Stopping:
     def boundary(self, *, trained: bool) -> bool:
         """Agree with the other ranks at the end of an iteration, and return whether the run ends.
 
-        All ranks must have this iteration.
+        All ranks must make this call after the same iteration.
 
         Args:
             trained: True for a training iteration, after which commands are applied; False in an evaluation.
@@ -167,7 +169,7 @@ class Stopping:
         return self._agree(edge=False, takes="all" if trained else "none")
 
     def apply_commands(self) -> None:
-        """Apply the commands that wait, in a run without other ranks."""
+        """Apply the queued commands, in a run without other ranks."""
         self._apply(*self._exchange("all"))
 
     def exchange(self) -> bool:
@@ -184,15 +186,15 @@ class Stopping:
         Ranks wait for each other here.
 
         Args:
-            takes: the commands that are applied here. Commands from outside the program are recorded with
-                their iteration and epoch only, so "all" is for boundaries that a repetition can find by them.
+            takes: the commands that are applied here. The record of a command from outside the program has
+                only its iteration and epoch, so "all" is for boundaries that these two numbers identify.
         """
         if not self.together and self._may_apply(takes):
             self._apply(*self._exchange(takes))
         return self._agree(edge=True, takes=takes)
 
     def common(self, length: int | None, *, trains: bool) -> int:
-        """Return the number of batches that all ranks have in a pass that begins; 0 if one is unknown.
+        """Return the number of batches that every rank has in the next pass; 0 if a rank's is unknown.
 
         If the numbers differ in a training pass, a warning is logged, once for the same numbers.
 
@@ -200,13 +202,13 @@ class Stopping:
             length: the number of batches on this rank; None if it is unknown.
             trains: whether the pass trains the model.
         """
-        own = 0 if length is None else length
+        own_length = 0 if length is None else length
         if not self.together or self._agreement is None:
-            return own
-        least, most = self._agreement.extremes(own)
+            return own_length
+        least, most = self._agreement.extremes(own_length)
         if trains and 0 < least < most and (least, most) not in self._warned:
             self._warned.add((least, most))
-            logger.warning(UNEQUAL, self._trainer.rank, own, least, most, least)
+            logger.warning(UNEQUAL, self._trainer.rank, own_length, least, most, least)
         return least
 
     def texts_of_ranks(self, text: str) -> dict[int, str]:
@@ -244,9 +246,9 @@ class Stopping:
         return self._trainer.stop_reason is not None
 
     def _may_apply(self, takes: Takes) -> bool:
-        """Return whether some rank may have a command that a boundary with this `takes` applies."""
+        """Return whether a command may be due: one of this rank, or one left on any rank by an exchange."""
         if self._commands_left and takes == "all":
-            return True
+            return True  # on all ranks, because all took part in the exchange that left commands
         if not self.commands or takes == "none":
             return False
         return takes == "all" or any(_is_of_program(command) for command in list(self.commands))
@@ -261,7 +263,7 @@ class Stopping:
         return [request for request, _, _ in ranks], merged([commands for _, commands, _ in ranks])
 
     def _claimed(self, takes: Takes) -> list[Command]:
-        """Remove the commands to be applied here, and return those that were not withdrawn."""
+        """Remove the commands to apply here from the queue; return those that nobody has withdrawn."""
         if takes == "none" or self.steering is None:
             return []
         commands = [self.commands.popleft() for _ in range(len(self.commands))]
@@ -278,7 +280,7 @@ class Stopping:
             commands: the commands of all ranks, equal on every rank.
         """
         reason = self.steering.apply(commands) if commands and self.steering is not None else None
-        if self.goes_back and reason is not None:
+        if self.goes_back and reason is not None:  # the stop comes after the rollback
             self._request = self._request or Request(reason)
         if self._trainer.stop_reason is None:
             if any(request is not None for request in requests):
@@ -381,10 +383,10 @@ def merged(of_ranks: Sequence[Sequence[Command]]) -> list[Command]:
     """
     commands: list[Command] = []
     for of_rank in of_ranks:
-        missing = Counter(map(_as_bytes, of_rank)) - Counter(map(_as_bytes, commands))
+        additional = Counter(map(_as_bytes, of_rank)) - Counter(map(_as_bytes, commands))
         for command in of_rank:
-            if missing[_as_bytes(command)] > 0:
-                missing[_as_bytes(command)] -= 1
+            if additional[_as_bytes(command)] > 0:
+                additional[_as_bytes(command)] -= 1
                 commands.append(command)
     return commands
 

@@ -10,7 +10,7 @@ import torch
 from eventloop.util.checks import check_path
 
 FEWEST = 3
-"""The least number of iterations over which the loss must fall before a rate is suggested."""
+"""The least number of iterations in which the loss must fall, so that a learning rate is suggested."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class LRCurve:
             )
         # in float32, as in ignite, so that the same slopes count as equal
         falling = torch.tensor(self.losses[: lowest + 1])
-        slopes = 0.5 * (falling[2:] - falling[:-2])
+        slopes = 0.5 * (falling[2:] - falling[:-2])  # of each loss but the first and the last
         return self.lrs[int(slopes.argmin()) + 1]
 
     def plot(self, path: str | Path) -> Path:

@@ -38,7 +38,7 @@ ENDED = "range test"
 
 
 class Range(NamedTuple):
-    """The arguments of a range test."""
+    """The checked arguments of a range test; `Trainer.find_lr` documents them."""
 
     start: float
     end: float
@@ -72,9 +72,10 @@ def find_lr(
     undo = Undo()
     # a compiled optimizer step would be compiled again for each rate, until PyTorch's limit of eight
     eager = torch.compiler.set_stance("force_eager") if trainer.compiled else nullcontext()
-    with undo, undo, eager:
-        separate = begin_trial(undo, trainer, loader)
-        curve = _run(trainer, tested, _endless(separate, trainer.limits.cut("train", loader)))
+    with undo, undo, eager:  # undo twice: an interrupt may skip one of the two exits
+        separate_pass = begin_trial(undo, trainer, loader)
+        batches = _endless(separate_pass, trainer.limits.cut("train", loader))
+        curve = _run(trainer, tested, batches)
     if not curve.diverged:
         logger.info(
             "the loss has not diverged up to the learning rate %g: a larger end_lr shows more", end_lr
@@ -116,7 +117,7 @@ def _checked_loader(loader: Iterable[Any] | None) -> Iterable[Any]:
 
 
 def _endless(loader: Iterable[Any], limit: int | None) -> Iterator[Any]:
-    """Yield the batches of one pass over a loader after another, at most `limit` in a pass."""
+    """Repeat passes over a loader without end, and yield their batches, at most `limit` of each pass."""
     while True:
         is_empty = True
         for batch in first(iter(loader), limit):
@@ -136,7 +137,7 @@ def _run(trainer: TrainerParts, tested: Range, batches: Iterator[Any]) -> LRCurv
     curve = LRCurve([], [], False)
     try:
         for iteration in range(tested.iterations):
-            # the curve has the rate of the next iteration, as in ignite, whose results are the same
+            # as in ignite, an iteration trains with the rate that the curve shows for the iteration before
             _set_rate(trainer, tested.rate(max(0, iteration - 1)))
             loss = _step(trainer, batches, iteration)
             if curve.losses:
@@ -154,12 +155,13 @@ def _run(trainer: TrainerParts, tested: Range, batches: Iterator[Any]) -> LRCurv
 
 
 def _set_rate(trainer: TrainerParts, rate: float) -> None:
+    """Set the learning rate of all param groups."""
     for group in trainer.optimizer.param_groups:
         write_value(group, "lr", rate)
 
 
 def _step(trainer: TrainerParts, batches: Iterator[Any], iteration: int) -> float:
-    """Train for an iteration, wait for the device, and return the mean of the loss over ranks."""
+    """Train for one iteration, and return the mean of its loss over ranks; this waits for the device."""
     if trainer.compiled:
         begin_compiled_step()
     trainer.batch, trainer.outputs = to_device(next(batches), trainer.device), None

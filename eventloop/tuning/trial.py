@@ -30,7 +30,7 @@ def begin_trial(undo: Undo, trainer: TrainerParts, loader: Iterable[Any]) -> Ite
         An iterable for a separate pass over the loader.
     """
     optimizer_hooks = [hook for hook in trainer.hooks if "optimizer" in getattr(hook, "runs_phases", ())]
-    # `undo` runs its steps in reverse, so hooks are restored after the parameters, whose gradients they have
+    # `undo` runs its steps in reverse, so hooks, which hold gradients, are restored after the parameters
     for restore in [*map(restorer, optimizer_hooks), *trainer.remembered.restorers()]:
         undo.step(restore)
     for optimizer in named_optimizers(trainer.optimizer).values():
@@ -44,13 +44,13 @@ def begin_trial(undo: Undo, trainer: TrainerParts, loader: Iterable[Any]) -> Ite
     save_fields(undo, trainer)
     undo.attributes(trainer, "bus", "clock", "within")
     undo.attributes(trainer.counting, "batches", "before")
-    separate = apart(undo, loader)
+    separate_pass = apart(undo, loader)
     bus = Bus()
     undo.step(bus.close)
     trainer.bus, trainer.clock = bus, StepClock()
     for hook in optimizer_hooks:
         hook.attach(trainer.bus)
-    return separate
+    return separate_pass
 
 
 def _save_parameters(trainer: TrainerParts) -> Callable[[], None]:

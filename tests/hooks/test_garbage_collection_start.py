@@ -71,6 +71,26 @@ def test_what_a_large_earlier_training_left_is_freed_before_the_first_step(
     assert there == [not is_large]
 
 
+def test_a_large_earlier_model_that_refers_to_its_trainer_is_freed_before_the_first_step(
+    make_trainer: Make, tmp_path: Path
+) -> None:
+    """The collection before a training frees a model that only a reference cycle keeps alive."""
+    former = of_width(2100, tmp_path)
+    former.train()
+    former.close()
+    vars(former.model)["trainer"] = former
+    gc.collect()  # to the oldest generation
+    weights = ref(former.model)
+    del former
+    there: list[bool] = []
+    trainer = make_trainer()
+    trainer.bus.subscribe(lambda event: there.append(weights() is not None), "before_train_iter", once=True)
+
+    trainer.train()
+
+    assert there == [False]
+
+
 def test_a_trainer_that_trains_on_begins_without_a_long_collection(
     collect_calls: list[tuple[int, str]], tmp_path: Path
 ) -> None:
