@@ -303,22 +303,21 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
     """Return the names of the event methods that a hook class overrides, each with its events.
 
     Raises:
-        TypeError: a method looks like an event method but is not one, such as MMEngine's `_before_epoch` or
-            Lightning's `on_train_start`, or two methods handle one event.
+        TypeError: two methods handle one event, or a method only looks as if it handled one.
     """
-    candidates = _candidate_methods(cls)
-    methods = [method for method in candidates if _handles_event(cls, method)]
+    handles_event = {method: _handles_event(cls, method) for method in _candidate_methods(cls)}
     if not _is_from_eventloop(cls):  # a test checks eventloop's own hooks, not each start of a process
-        _check_methods(cls, candidates, methods)
-    return events_of(methods, cls.__name__)
+        _check_methods(cls, handles_event)
+    return events_of([method for method, handles in handles_event.items() if handles], cls.__name__)
 
 
-def _check_methods(cls: type[Hook], candidates: list[str], event_methods: list[str]) -> None:
-    """Refuse event methods without `self`, and other candidates whose names look like an event's."""
+def _check_methods(cls: type[Hook], handles_event: Mapping[str, bool]) -> None:
+    """Refuse event methods without `self`, and other methods whose names look like an event's."""
     _refuse_mmengine_names(cls)
-    for method in event_methods:
-        _refuse_missing_self(cls, method)
-    for method in [each for each in candidates if each not in event_methods]:
+    for method, handles in handles_event.items():
+        if handles:
+            _refuse_missing_self(cls, method)
+            continue
         own = _is_from_eventloop(_defining_class(cls, method))
         _refuse_near_miss(cls, method, [name for name in known_events() if not own or _is_own_event(name)])
 
