@@ -12,7 +12,7 @@ from eventloop.events.run import Run
 from eventloop.reporting.advice import LOADER_SHARE
 
 POSITION, ETA, SPEED = range(3)
-"""Keys, in a mapping of a line's fields, of the fields that are not scalars; a scalar's key is its name."""
+"""The keys of a line's fields that are not scalars; the key of a scalar's field is the scalar's name."""
 NUMBER_WIDTH, TIME_WIDTH, ETA_WIDTH, SPEED_WIDTH = 10, 7, 8, 11
 """Widths in characters of a number, seconds, a remaining time and a speed.
 
@@ -56,7 +56,7 @@ class Pace:
     """The weight of a new value in the moving average."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = 0.0  # the smoothed seconds per iteration; 0 before the first value
         self._count = 0
 
     def update(self, seconds: float) -> None:
@@ -207,12 +207,12 @@ def is_after_epoch(event: ScalarsLogged, run: Run) -> bool:
 
 
 def of(done: int, total: int | None) -> str:
-    """Return ` 40/180`, padded to the width of the total, or `40` without a total."""
+    """Return a text such as ` 40/180`, padded to the width of the total, or `40` without a total."""
     return str(done) if total is None else f"{_padded(done, total)}/{total}"
 
 
 def _epoch(number: int, total: int) -> str:
-    """Return `[2]`, padded to the width of `total` in brackets."""
+    """Return the number of an epoch in brackets, such as ` [2]`, padded to the width of `[total]`."""
     return f"[{number}]".rjust(len(str(total)) + 2)
 
 

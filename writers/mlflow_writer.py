@@ -255,7 +255,7 @@ class MLflowWriter(TrackerWriter):
 
     def _send_params(self, run_id: str, params: Mapping[str, Any]) -> None:
         """Send the parameters that the run does not have yet; MLflow refuses to change a parameter."""
-        new = {}
+        new_params = {}
         for key, value in params.items():
             if is_refused(key):
                 self.warn_once(key, f"the parameter {key!r} is left out: expected {ALLOWED}")
@@ -266,11 +266,11 @@ class MLflowWriter(TrackerWriter):
                         key,
                         f"the parameter {key!r} of {len(text):,} characters is cut after {PARAM_LENGTH:,}",
                     )
-                new[key] = self._entities.Param(key, text[:PARAM_LENGTH])
-        names = [*new]
+                new_params[key] = self._entities.Param(key, text[:PARAM_LENGTH])
+        names = [*new_params]
         for first in range(0, len(names), PARAMS):
             request_names = names[first : first + PARAMS]
-            self._client.log_batch(run_id, params=[new[name] for name in request_names])
+            self._client.log_batch(run_id, params=[new_params[name] for name in request_names])
             self._sent_params.update(request_names)
 
     def _send_image(self, event: ImageLogged) -> None:

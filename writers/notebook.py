@@ -49,10 +49,12 @@ class NotebookBar:
         """Begin a bar and a table whose displays have `display_id` in their ids; "" for none yet."""
         self._display_id = display_id
         self._shown: set[str] = set()  # the displays that can be updated: "bar", "table"
-        self._state: tuple[ScalarsLogged, Mapping[str, float], Pace] | None = None
-        self._activity = self._saved = ""
-        self._rows: deque[dict[str, str]] = deque(maxlen=MOST_ROWS)
-        self._columns: dict[str, None] = {}
+        self._state: tuple[ScalarsLogged, Mapping[str, float], Pace] | None = (
+            None  # the last `show`'s arguments
+        )
+        self._activity = self._saved = ""  # what runs instead of the training, and the last saved checkpoint
+        self._rows: deque[dict[str, str]] = deque(maxlen=MOST_ROWS)  # of the table, each by column
+        self._columns: dict[str, None] = {}  # the names of all columns, in their order
         self._bar_drawn_at = self._table_drawn_at = float("-inf")
         self._has_new_rows = False
 

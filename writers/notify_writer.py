@@ -48,7 +48,7 @@ EVENTS: tuple[type[Event], ...] = (AfterRun, PreemptionRequested, InvalidLoss, R
 ACTIVITY = (AfterTrainIter, AfterValIter, AfterTestIter, AfterPredictIter, CommandApplied)
 """The events that show that a run does not hang."""
 TICKS = 10
-"""The number of ticks in `hang_after` seconds, which `_watch` counts instead of seconds."""
+"""The number of ticks in `hang_after` seconds; `_watch` counts ticks, not seconds."""
 HANG_TICKS = TICKS + 1
 """The number of ticks after which a message about a hang is sent.
 
@@ -124,6 +124,7 @@ class NotifyWriter(TimedWriter):
         activity = ACTIVITY if hang_after is not None else ()
         self.events = tuple(dict.fromkeys((*Progress.NEEDED, AfterRun, *self._chosen, *activity)))
         self._hang_after, self._limit, self._period, self._timeout = hang_after, limit, period, timeout
+        # longer than a call that sends `limit` messages to addresses that do not answer
         self.stall_timeout = 60.0 + 2 * limit * timeout
         self._urls = check_urls(urls)
         load_services()

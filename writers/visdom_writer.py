@@ -222,7 +222,7 @@ class VisdomWriter(Writer):
             self._pending.setdefault(name, {})[event.step] = drawn_value
 
     def _smoothed(self, name: Name, step: int, value: float) -> float:
-        """Return the median of the curve's finite values in the window; NaN and the infinities unchanged."""
+        """Return the median of the finite values in the last `window_size` steps; or NaN and infinity."""
         recent = self._recent.setdefault(name, deque())
         recent.append((step, value))
         while recent[0][0] <= step - self.window_size:

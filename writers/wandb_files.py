@@ -97,6 +97,6 @@ def _records(data: bytes, offset: int) -> Iterator[bytes]:
         fragment = data[position : position + size]
         position += size
         record = fragment if kind in (_FULL, _FIRST) else record + fragment
-        has_begin = kind == _FULL or len(record) > size  # the part may begin within a record
+        has_begin = kind == _FULL or len(record) > size  # False if the first fragment is before `offset`
         if kind in (_FULL, _LAST) and has_begin:
             yield record

@@ -278,6 +278,7 @@ class WandbWriter(TrackerWriter):
                 self._run.summary.update({f"best/{key}": row[key], f"best/{key}_step": step})
 
     def _is_best(self, key: str, value: Any) -> bool:
+        """Return whether a value is a number that is better than the best so far of the metric `key`."""
         if not isinstance(value, int | float) or isnan(value):
             return False
         best = self._best.get(key)

@@ -111,11 +111,12 @@ def not_a_mapping(name: str) -> TypeError:
 
 
 def _unsharded(name: str, value: torch.Tensor) -> torch.Tensor:
-    """Return the current value of a tensor as `own` does; raise a TypeError if it is a DTensor."""
+    """Return the current value of a tensor as `own` does; raise a TypeError if the tensor is a DTensor.
+
+    Reading a DTensor may be a collective, and perhaps only one rank puts the value.
+    """
     if type(value) is not torch.Tensor:
-        refuse_sharded(
-            f"scalar {name!r}", value
-        )  # to read a DTensor with a Partial placement is a collective
+        refuse_sharded(f"scalar {name!r}", value)
     return own(value)
 
 

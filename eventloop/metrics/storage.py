@@ -39,7 +39,7 @@ PENDING_LIMIT = 16_384
 COLLECT_AT = PENDING_LIMIT // 2
 """The number of waiting rows above which `EventStorage.crowded` requests a `collect`."""
 CHECK_EVERY = 512
-"""The number of new rows after which the storage calls `_check_pending`."""
+"""The number of new rows after which the storage reads waiting CPU tensors and limits the waiting rows."""
 ENTERED: ContextVar[tuple[EventStorage, ...]] = ContextVar("eventloop_storages", default=())
 """The storages whose `with` block is active in this context, the innermost last."""
 

@@ -48,6 +48,7 @@ class Pairs:
         self.averages, self.sources = local_parts(average_tensors), local_parts(source_tensors)
         parts = zip([*average_tensors, *source_tensors], [*self.averages, *self.sources], strict=True)
         self._dtensors = [(whole, part) for whole, part in parts if is_dtensor(whole)]
+        # the averaged tensors: by device and dtype if both tensors of a pair have the same, and all others
         self._same_form: dict[tuple[torch.device, torch.dtype], TensorLists] = {}
         self._other_form: TensorLists = ([], [])
         self.copied: TensorLists = ([], [])
@@ -57,6 +58,7 @@ class Pairs:
             average_list.append(own)
             source_list.append(tensor)
         self.model = model
+        # what `current` compares: the model's dicts of tensors and modules, their values, and the form
         self._full, self._empty = _registries(model, buffers=_has_buffers(model, source_tensors))
         self._registered = [*chain.from_iterable(map(dict.values, self._full))]
         self._form = _form(self.sources) + _form(self.averages)
@@ -113,6 +115,7 @@ class Swap:
     """
 
     def __init__(self) -> None:
+        # while the model has the average: its pairs, and a copy of the model's own values
         self._replaced: tuple[Pairs, list[Tensor]] | None = None
 
     @property
@@ -129,11 +132,10 @@ class Swap:
     def back(self) -> None:
         """Restore the model's own values, unless it has them already."""
         if self._replaced is not None:
-            pairs, values = self._replaced
-            reshard(
-                pairs.model
-            )  # FSDP2 would otherwise use gathered weights of the average in a forward pass
-            _copy(pairs.sources, values)
+            pairs, own_values = self._replaced
+            # FSDP2 would otherwise use the gathered weights of the average in the next forward pass
+            reshard(pairs.model)
+            _copy(pairs.sources, own_values)
             self._replaced = None
 
     @contextmanager
@@ -199,6 +201,6 @@ def _registries(
 
 
 def _form(tensors: list[Tensor]) -> tuple[object, ...]:
-    """Return device and dtype of the first and the last tensor; `model.to` would change these, too."""
-    ends = (tensors[0], tensors[-1]) if tensors else ()
-    return tuple((tensor.device, tensor.dtype) for tensor in ends)
+    """Return the device and dtype of the first and the last tensor, as a quick test for `model.to`."""
+    first_and_last = (tensors[0], tensors[-1]) if tensors else ()
+    return tuple((tensor.device, tensor.dtype) for tensor in first_and_last)

@@ -226,7 +226,7 @@ class BaseAveragedModel(nn.Module):
     # --- copying and saving the average itself -------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy of the average pairs its own tensors with those of the model
+        # a copy of the average has other tensors, which are not those of the pairs
         return {**self.__dict__, "_pairs": None}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -279,8 +279,8 @@ class StochasticWeightAverage(_Weighted):
 
         EMAHook(ema_type="StochasticWeightAverage", begin_epoch=75)
 
-    `average += (model - average) / (n + 1)`, where `n = steps // interval` were averaged before. Arguments
-    and errors are those of `BaseAveragedModel`.
+    `average += (model - average) / (n + 1)`, where `n = steps // interval` is the number of weights that were
+    averaged before. Arguments and errors are those of `BaseAveragedModel`.
     """
 
     def weight(self, steps: int) -> float:

@@ -26,7 +26,7 @@ from eventloop.util.checks import check_bools
 Forward = Callable[[torch.nn.Module, Any], Any]
 """A function that runs a model on a batch."""
 _END = object()
-"""Stands for a batch when this rank has no more batches."""
+"""The value in place of a batch if this rank has no more batches."""
 
 
 class _Stopped(Exception):
@@ -95,7 +95,7 @@ def update_bn_stats(
         return 0
     for name, buffer in model.named_buffers():
         refuse_sharded(f"update_bn_stats: the buffer {name!r}", buffer)
-    storing = {layer for layer in layers if stores_batch_moments(layer)}
+    storing = {layer for layer in layers if stores_batch_moments(layer)}  # these give unbiased variances
     populations = [Population(_tensor(layer.running_mean), int(layer in storing)) for layer in layers]
     inner = unwrap(model)
     has_collectives = gathers_weights(inner) or any(isinstance(layer, SyncBatchNorm) for layer in layers)

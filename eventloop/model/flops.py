@@ -92,6 +92,7 @@ class _Types(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         if getattr(func, "_overloadpacket", None) in flop_registry:
+            # only the first of several results counts, because the others may have another dtype
             results = out if isinstance(out, tuple | list) else (out,)
             self.calls.update(result.dtype for result in results[:1] if isinstance(result, torch.Tensor))
         return out

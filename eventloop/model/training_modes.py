@@ -40,7 +40,7 @@ class TrainingModes:
         self._message: tuple[int, str] | None = None  # the level and text to log at the next epoch
 
     def begin_run(self, model: torch.nn.Module) -> None:
-        """Record the modules in eval mode at the begin of a run; in a later run, only changed ones."""
+        """Record the modules in eval mode at the begin of a run; after the first run, only changed modes."""
         self._is_running = True
         if self._last_modes:
             self._record_changes(unwrap(model), self._last_modes)
@@ -75,7 +75,8 @@ class TrainingModes:
         changed = {module for module in inner.modules() if module.training != last_modes.get(module, True)}
         if inner.training and changed:
             still_eval = [module for module in self._eval_modules if module not in changed]
-            self._set_eval(still_eval + [module for module in changed if not module.training], inner)
+            newly_eval = [module for module in changed if not module.training]
+            self._set_eval(still_eval + newly_eval, inner)
 
     def _set_eval(self, modules: list[torch.nn.Module], inner: torch.nn.Module) -> None:
         """Record modules of the model `inner` that are trained in eval mode, and a message about them."""
@@ -102,7 +103,11 @@ def _is_trainable_subtree(module: torch.nn.Module) -> bool:
 
 
 def _names(modes: dict[str, bool]) -> str:
-    """Return the names of the first eight modules in eval mode whose parents are in train mode, as a text."""
+    """Return the names of the first eight modules in eval mode whose parents are in train mode, as a text.
+
+    Args:
+        modes: by module name, whether the module is in train mode.
+    """
     names = []
     for name, is_training in modes.items():
         parent = name.rpartition(".")[0]

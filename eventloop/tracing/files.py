@@ -95,7 +95,7 @@ def trace_path(run: Path, facts: WindowFacts) -> Path:
 
 
 def path_of_iterations(run: Path, first: int, iterations: int, rank: int = 0) -> Path:
-    """Return the path of the file of a window with so many iterations, of which `first` is the first."""
+    """Return the path of a rank's file for the window of `iterations` iterations that begins at `first`."""
     return of_rank(run / FOLDER / f"iterations_{first}-{first + max(0, iterations - 1)}.json", rank)
 
 
@@ -158,7 +158,7 @@ def find_traces(run: Path) -> list[TraceFile]:
 def merged(files: Sequence[TraceFile]) -> dict[str, Any]:
     """Return one trace of several windows of a rank, which viewers show as one process for each window.
 
-    The times of the events have the same distances as in the run.
+    The time between two events is the same as in the run.
 
     Raises:
         OSError: a file cannot be read.

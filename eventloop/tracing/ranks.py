@@ -45,12 +45,12 @@ def merge_ranks(file: TraceFile) -> MergedRanks:
     """
     traces = _read_all(file)
     iterations_by_rank = [_iterations(trace) for trace in traces]
-    common = sorted(set.intersection(*map(set, iterations_by_rank)))
+    common = sorted(set.intersection(*map(set, iterations_by_rank)))  # the iterations that all ranks have
     if not common:
         raise ValueError(f"{file.path} and the windows of the other ranks have no iteration in common")
-    ends = [{i: iterations[i].backward_end for i in common} for iterations in iterations_by_rank]
+    backward_ends = [{i: iterations[i].backward_end for i in common} for iterations in iterations_by_rank]
     slow = _slow_rank([[iterations[i].phases for i in common] for iterations in iterations_by_rank])
-    return MergedRanks(_merge(traces, clock_shifts(ends), slow), len(traces), slow)
+    return MergedRanks(_merge(traces, clock_shifts(backward_ends), slow), len(traces), slow)
 
 
 def _read_all(file: TraceFile) -> list[Json]:
@@ -71,14 +71,19 @@ def _read_all(file: TraceFile) -> list[Json]:
 
 
 def clock_shifts(ends: Sequence[dict[int, float]]) -> list[float]:
-    """Return for each rank the shift that converts its times to the clock of rank 0.
+    """Return for each rank the shift to add to its times to convert them to the clock of rank 0.
 
     Args:
-        ends: for each rank, by iteration, the time of its clock at the end of the all-reduce, which is the
-            same time on all ranks.
+        ends: for each rank, by iteration, when the all-reduce ended by the clock of the rank. All ranks leave
+            an all-reduce at the same moment.
+
+    Returns:
+        the shifts, in the unit of the times.
     """
-    first = ends[0]
-    return [median(first[i] - own[i] for i in first.keys() & own.keys()) for own in ends]
+    first_ends = ends[0]
+    return [
+        median(first_ends[i] - own_ends[i] for i in first_ends.keys() & own_ends.keys()) for own_ends in ends
+    ]
 
 
 class Iteration(NamedTuple):
@@ -103,7 +108,12 @@ def _iterations(trace: Json) -> dict[int, Iteration]:
 
 
 def _iteration(spans_and_waits: Sequence[Json]) -> Iteration:
-    """Compute the phase times of an iteration from its spans, in the same way as StepClock."""
+    """Compute the phase times of an iteration from its spans, in the same way as StepClock.
+
+    A wait of the training thread counts as a wait, and not as part of the phase in which it happened. The
+    handlers of `after_train_iter` run the backward pass and the optimizer's step, whose times are therefore
+    subtracted from those of the hooks.
+    """
     spans = [event for event in spans_and_waits if event["cat"] != "wait"]
     whole = next(span for span in spans if span["cat"] == "iteration")
     waits = [event for event in spans_and_waits if event["cat"] == "wait" and _within(event, whole)]
@@ -119,8 +129,9 @@ def _iteration(spans_and_waits: Sequence[Json]) -> Iteration:
     if optimizer:
         optimizer -= sum(seconds.get(name, 0.0) for name in _WITHIN_STEP)
     hooks = sum(seconds.get(name, 0.0) for name in _OUTER) - backward - optimizer
-    each = {cause: _seconds_of(waits, name) for cause, name in WAITING.items()}
-    rest = seconds["iteration"] - data - forward - backward - optimizer - hooks - sum(each.values())
+    waited_by_cause = {cause: _seconds_of(waits, name) for cause, name in WAITING.items()}
+    unaccounted = seconds["iteration"] - data - forward - backward - optimizer - hooks
+    unaccounted -= sum(waited_by_cause.values())
     phases = Phases(
         iterations=1,
         data=data,
@@ -128,8 +139,8 @@ def _iteration(spans_and_waits: Sequence[Json]) -> Iteration:
         backward=backward,
         optimizer=optimizer,
         hooks=hooks,
-        unaccounted=max(0.0, rest),
-        **each,
+        unaccounted=max(0.0, unaccounted),
+        **waited_by_cause,
     )
     return Iteration(phases, ends.get("backward", ends["iteration"]))
 
@@ -150,7 +161,8 @@ def _seconds_of(waits: Sequence[Json], name: str) -> float:
 def _slow_rank(ranks: Sequence[Sequence[Phases]]) -> Straggler | None:
     """Return the rank that is slow in most parts of a window, or None.
 
-    `lasting_slow_rank` compares several windows of a run, so the window of the trace is divided into parts.
+    `lasting_slow_rank` compares about `LATEST` windows of a run, so the iterations are divided into so many
+    parts.
 
     Args:
         ranks: for each rank, the phases of each iteration.
@@ -169,6 +181,7 @@ def _merge(traces: Sequence[Json], shifts: Sequence[float], slow: Straggler | No
         shifts: the result of `clock_shifts`.
         slow: the slow rank, or None.
     """
+    # all times are microseconds after "began" of rank 0's trace, in seconds since 1970
     origin = min(_begin(trace) + shift for trace, shift in zip(traces, shifts, strict=True))
     events = []
     for rank, (trace, shift) in enumerate(zip(traces, shifts, strict=True)):
@@ -192,5 +205,5 @@ def _begin(trace: Json) -> float:
 
 
 def _slow_text(slow: Straggler) -> str:
-    """Return the end of the name of the slow rank's process."""
+    """Return the text to append to the name of the slow rank: its slow phase, and the time that it costs."""
     return f", slow in {slow.where}: {duration(slow.longer)} longer an iteration"
