@@ -167,7 +167,7 @@ class EventLogWriter(TimedWriter):
             yield
 
     def _write_records(self, events: list[Timed]) -> None:
-        """Append a record for each event; raise `Unencodable` with those that cannot be encoded."""
+        """Append a record for each event; raise `Unencodable` if some cannot be encoded."""
         records = []
         bad_events: list[BadEvent] = []
         for timestamp, event in events:

@@ -120,7 +120,7 @@ def score_line(event: ScalarsLogged, columns: Columns) -> str:
 
 
 def _times_last(names: Iterable[str]) -> list[str]:
-    """Return `names` with the names in `TIMES` last, in the order of `TIMES`; the others keep their order."""
+    """Return `names` with the names in `TIMES` last, in the order of `TIMES`; others keep their order."""
     return sorted(names, key=lambda name: TIMES.index(name) if name in TIMES else -1)
 
 
@@ -198,7 +198,7 @@ def iteration_shown(event: ScalarsLogged, run: Run) -> int:
 
 
 def is_after_epoch(event: ScalarsLogged, run: Run) -> bool:
-    """Return whether an event was logged after the last iteration of its epoch, as in after_train_epoch."""
+    """Return whether an event was logged between the last iteration of its epoch and the next epoch."""
     epoch_length = None if event.max_epochs is None else run.iters_per_epoch
     if not epoch_length:
         return False

@@ -144,7 +144,7 @@ class MLflowWriter(TrackerWriter):
 
     @_quiet()
     def connect(self, run: Run, known: Known) -> Known:
-        """Create a run in MLflow or continue the one in `known`, and send parameters and tags.
+        """Create a run in MLflow or continue the run that `known` names, and send parameters and tags.
 
         Returns:
             the run's id, and the last step of each metric, image, text and checkpoint.

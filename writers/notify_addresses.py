@@ -102,7 +102,7 @@ def send_to_all(addresses: Sequence[Address], message: Message, timeout: float) 
 
 
 def check_urls(urls: Sequence[object]) -> tuple[str, ...]:
-    """Return the given addresses, or by default those in the environment variable EVENTLOOP_NOTIFY.
+    """Return the given addresses, or by default the addresses in the environment variable EVENTLOOP_NOTIFY.
 
     Raises:
         TypeError: an address is not a str.
@@ -171,7 +171,7 @@ def _open(apprise: Any, asset: Any, url: str, number: int, count: int) -> Addres
 
 
 def _address_hint(apprise: Any, scheme: str) -> str:
-    """Return the end of the error about an address, which says what to change.
+    """Return the end of the error about a wrong address, with advice for its scheme.
 
     Args:
         apprise: the module.

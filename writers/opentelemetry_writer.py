@@ -155,7 +155,7 @@ class OpenTelemetryWriter(TrackerWriter):
         )
 
     def connect(self, run: Run, known: Known) -> Known:
-        """Send the requests that a kill interrupted, and continue the trace in `known` or begin one.
+        """Send the requests that a kill interrupted, and continue the trace that `known` names or begin one.
 
         Returns:
             the id of the trace, and the last step of each metric that was sent.

@@ -108,7 +108,7 @@ class TensorBoardWriter(TimedWriter):
         self._file: FileIO | None = None
         self._resumed_at = 0  # the iteration from which the run resumes; 0 once `_restart` has used it
         self._outcome = RunOutcome()
-        self._end_is_written = False  # or is not needed, because the HParams tab has no settings
+        self._end_is_written = False  # also True if it is not needed, because the run has no `hparams`
 
     def open(self, run: Run) -> None:
         """Create a file, and write the records of its format, the settings and the graph."""
@@ -125,7 +125,7 @@ class TensorBoardWriter(TimedWriter):
         self._write([self._lib.frame(record.SerializeToString()) for record in records])
 
     def write_timed(self, events: list[Timed]) -> None:
-        """Write the events with one system call; raise `Unencodable` with those that cannot be encoded."""
+        """Write the events with one system call; raise `Unencodable` if some cannot be encoded."""
         frames: list[bytes] = []
         bad_events: list[BadEvent] = []
         for timestamp, event in events:

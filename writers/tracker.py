@@ -111,7 +111,7 @@ class TrackerWriter(TimedWriter):
 
     @abstractmethod
     def connect(self, run: Run, known: Known) -> Known:
-        """Begin a run of the tracker, or continue the one in `known`.
+        """Begin a run of the tracker, or continue the run that `known` names.
 
         Returns:
             the run's id, and the last step of each name that the tracker has.
@@ -324,7 +324,7 @@ class TrackerWriter(TimedWriter):
         self._save_state()
 
     def _drop_pending(self) -> UnavailableError:
-        """Drop the pending events, and return the error to raise, which counts them."""
+        """Drop the pending events, and return the error to raise, which has their number."""
         count, self._pending = len(self._pending), []
         reason = self._error
         if reason == self._logged_error and len(reason) > SHORT:

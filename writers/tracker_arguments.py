@@ -26,7 +26,7 @@ _LONG = 6
 
 
 class Setting(NamedTuple):
-    """A value, and the name of the argument or environment variable that it comes from."""
+    """A value, and the name of the argument or environment variable that has it."""
 
     value: str
     source: str

@@ -305,7 +305,7 @@ class VisdomWriter(Writer):
         self._trimmed.add(name)
 
     def _lost(self) -> ConnectionError:
-        """Return the error to raise when points are not drawn; it counts them."""
+        """Return the error about the points that are not drawn, with their number."""
         error = ConnectionError(f"{self._waiting} points were not drawn: {self._error}")
         error.__cause__ = self._error
         return error
@@ -354,7 +354,7 @@ def _check_texts(*, optional: bool = False, **texts: Any) -> None:
 
 
 def _check_keys(keys: Any) -> frozenset[str] | None:
-    """Return `interested_keys` as a set, or None; raise an error if it is empty or has other than texts."""
+    """Return `interested_keys` as a set, or None; raise an error if it is empty or not of texts."""
     if keys is None:
         return None
     if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):

@@ -114,8 +114,8 @@ class _Undelivered:
                 constructor, _ = writer.worker_recipe()
                 with suppress(TypeError, ValueError):  # JSON cannot represent an argument
                     args, kwargs = _public_arguments(constructor, cls.secret_arguments)
-                    plain = msgspec.json.decode(msgspec.json.encode([args, kwargs], enc_hook=_plain_value))
-                    return Recipe(name, cls.__name__, cls.__module__, *plain)
+                    encoded = msgspec.json.encode([args, kwargs], enc_hook=_plain_value)
+                    return Recipe(name, cls.__name__, cls.__module__, *msgspec.json.decode(encoded))
         return Recipe(name)
 
 

@@ -48,7 +48,7 @@ class Packet:
     It is a `Deferred`, which is passed to `Bus.post`.
 
     Args:
-        rows: the rows put in the interval.
+        rows: the values put in the interval, with one row for each call of the storage.
         appended: the number of rows that are already in the histories.
         since: the first iteration whose rows are logged.
         readings: reads the values.
@@ -99,7 +99,7 @@ class Packet:
 
 
 class Readings:
-    """Read the packets of a storage, and keep the history and the last value of each name."""
+    """Read the values in the packets of a storage, and keep the history and the last value of each name."""
 
     def __init__(self) -> None:
         self.histories: dict[str, HistoryBuffer] = {}
@@ -143,7 +143,7 @@ class Readings:
         unreadable: list[UnreadableValue] = []
         with self._lock:
             if packet is not None and packet not in self._unread:
-                return  # it was read already; to read later packets might wait for a device
+                return  # it was read already, and reading later packets could wait for a device
             while self._unread:
                 oldest = self._unread.popleft()
                 unreadable += read_rows(oldest.rows, oldest.copy)
@@ -238,7 +238,9 @@ class Losses:
     def __init__(self) -> None:
         self.lost: Loss | None = None
         """The first NaN or infinite loss after the last finite one; None if all losses were finite."""
-        self._lock = threading.Lock()  # the background checks losses, and a save on the training thread
+        self._lock = (
+            threading.Lock()
+        )  # `check` is called in the background, and by a save on the training thread
         self.reset()
 
     def reset(self) -> None:
@@ -282,7 +284,7 @@ def lost_loss_text(lost: Loss) -> str:
 
 
 def tensors_in(rows: Iterable[Row]) -> list[torch.Tensor]:
-    """Return the values in rows that are tensors, in order."""
+    """Return the tensors among the values of rows, in order."""
     # not `isinstance(value, Tensor)`, which takes 0.4 us, because this runs on the training thread
     tensors: list[Any] = []
     for row in rows:

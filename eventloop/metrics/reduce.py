@@ -141,7 +141,7 @@ class Reduced:
 
 
 class Reducer:
-    """Reduce the packets of one trainer over the ranks.
+    """Reduce the logged values in the packets of one trainer over the ranks.
 
     The background calls `advance`, and the training thread all other public methods.
 
@@ -159,7 +159,7 @@ class Reducer:
         self._run = 0  # the number of trainings whose last packet was posted
         self._queue: deque[Reduced] = deque()  # the posted packets that wait for an exchange
         self._exchange: Generator[None, None, None] | None = None  # the exchange in progress
-        self._one_by_one = False  # whether the next exchange is of one packet
+        self._one_by_one = False  # whether the next exchange includes only one packet
         self._exchange_began = 0.0  # the `monotonic()` of the begin of the exchange in progress
         self._deadline = inf  # the `monotonic()` after which packets no longer wait
         self._warned: set[str] = set()  # the subjects of the warnings that were logged
@@ -283,7 +283,7 @@ class Reducer:
         if self._one_by_one:
             del ready[1:]
         last_order = max(reduced.order for reduced in ready)
-        while True:  # until all ranks have chosen packets up to the same one
+        while True:  # until all ranks have the same last packet
             rows = [row for reduced in ready for row in reduced.packet.resolve() if _is_training(row)]
             orders, digests = yield from _ranges(ranks, last_order, self._digest(rows))
             (first_of_orders, last_of_orders), (least_digest, greatest_digest) = orders, digests

@@ -186,7 +186,7 @@ def put_by_two(rows: list[Row]) -> dict[str, int]:
     iterations: dict[str, int] = {}
     first_put: dict[tuple[str, int], tuple[NameSet, float]] = {}  # by name and step
     for row in rows:
-        # in a validation two puts are no mistake: all its batches belong to one iteration
+        # in a validation two puts are no mistake, because all its batches belong to one iteration
         if row.phase.mode != "train" or shared_names.isdisjoint(row.name_set.names):
             continue
         for name, value in row.scalars().items():

@@ -213,6 +213,7 @@ class PacketWithStatistics:
         events: list[Event] = self._packet.events()
         self._statistics.add_posted(self)
         training_events = [e for e in events if isinstance(e, ScalarsLogged) and e.mode == "train"]
+        # by `id`, because an event with a dict is not hashable
         scalars = {id(event): dict(event.scalars) for event in training_events}
         for entry, result in self._results:
             if (number := entry.number(result)) is None:

@@ -107,7 +107,7 @@ class EventStorage:
 
     def __exit__(self, *error: object) -> None:
         """Make `get_event_storage` return the outer storage again."""
-        entered = ENTERED.get()  # without this storage if a generator is closed in another context
+        entered = ENTERED.get()  # lacks this storage if a generator is closed in another context
         if self in entered:
             last = len(entered) - 1 - entered[::-1].index(self)
             ENTERED.set(entered[:last] + entered[last + 1 :])
@@ -338,7 +338,7 @@ class EventStorage:
         self._readings.read()
 
     def _read_all(self) -> None:
-        """Read all packets and rows; the rows stay and are logged at the end of their interval."""
+        """Read all values; those that no packet has yet are still logged at the end of their interval."""
         new_rows = self._rows[self._appended :]
         is_training = self.in_iteration and self.mode == "train" and threading.get_ident() == self.entered_in
         is_clocked = is_training and self._readings.waits(new_rows)

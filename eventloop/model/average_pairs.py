@@ -48,7 +48,7 @@ class Pairs:
         self.averages, self.sources = local_parts(average_tensors), local_parts(source_tensors)
         parts = zip([*average_tensors, *source_tensors], [*self.averages, *self.sources], strict=True)
         self._dtensors = [(whole, part) for whole, part in parts if is_dtensor(whole)]
-        # the averaged tensors: by device and dtype if both tensors of a pair have the same, and all others
+        # the pairs to average: by device and dtype if both tensors have the same, and all other pairs
         self._same_form: dict[tuple[torch.device, torch.dtype], TensorLists] = {}
         self._other_form: TensorLists = ([], [])
         self.copied: TensorLists = ([], [])
@@ -58,7 +58,7 @@ class Pairs:
             average_list.append(own)
             source_list.append(tensor)
         self.model = model
-        # what `current` compares: the model's dicts of tensors and modules, their values, and the form
+        # for `current`: the model's dicts of tensors and modules, their values, and devices and dtypes
         self._full, self._empty = _registries(model, buffers=_has_buffers(model, source_tensors))
         self._registered = [*chain.from_iterable(map(dict.values, self._full))]
         self._form = _form(self.sources) + _form(self.averages)
@@ -154,7 +154,7 @@ def _copy(tensors: list[Tensor], values: list[Tensor]) -> None:
     """Copy values into tensors, unnoticed by autograd."""
     if tensors:
         # `data` does not count as a change for autograd, so a graph without its backward pass stays usable;
-        # `torch.no_grad` would not be left if an interrupt came at the wrong time
+        # an interrupt at the wrong time could leave `torch.no_grad` active
         torch._foreach_copy_([tensor.data for tensor in tensors], [value.detach() for value in values])
 
 

@@ -208,7 +208,7 @@ class BaseAveragedModel(nn.Module):
         for name, tensor in chain(new_copy.named_parameters(), new_copy.named_buffers()):
             old = old_tensors.pop(name, None)
             if old is not None and layout(old) == layout(tensor):
-                if is_dtensor(tensor):  # to set `data` of a DTensor does not change its local part
+                if is_dtensor(tensor):  # setting `data` of a DTensor does not change its local part
                     torch._foreach_copy_(local_parts([tensor]), local_parts([old]))
                 else:
                     tensor.data = old.data
@@ -226,7 +226,7 @@ class BaseAveragedModel(nn.Module):
     # --- copying and saving the average itself -------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy of the average has other tensors, which are not those of the pairs
+        # the pairs refer to the tensors of this object, and a copy has other tensors
         return {**self.__dict__, "_pairs": None}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

@@ -100,7 +100,7 @@ def update_bn_stats(
     inner = unwrap(model)
     has_collectives = gathers_weights(inner) or any(isinstance(layer, SyncBatchNorm) for layer in layers)
     undo = Undo()
-    with undo, undo:
+    with undo, undo:  # twice, because an interrupt may keep one of the two from being left
         undo.step(eagerly.release, undo)
         eagerly.acquire(undo)
         loader = apart(undo, data_loader)

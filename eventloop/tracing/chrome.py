@@ -60,7 +60,7 @@ class WindowFacts(NamedTuple):
 
 
 def chrome_trace(facts: WindowFacts, recorder: SpanRecorder) -> dict[str, Any]:
-    """Return the JSON object of a window in Chrome's trace event format."""
+    """Return a recorded window of iterations as a JSON object in Chrome's trace event format."""
     recorded = list(recorder.spans)  # a copy, because a delivery that has not ended may add its span later
     spans, queue_depths = [*recorded, *_stage_spans(recorded)], list(recorder.depths)
     origin = min([facts.began, *(span.began for span in spans), *(depth.at for depth in queue_depths)])
@@ -156,7 +156,7 @@ def _in_order(
 
 
 def _track_name(track: int | str, facts: WindowFacts, recorder: SpanRecorder) -> str:
-    """Return the name that viewers show for a track, such as "thread MainThread" or "JSONLWriter (process)".
+    """Return the name that viewers show for a track, such as "JSONLWriter (process)".
 
     The track of a background subscriber has the subscriber's name, and where the subscriber runs.
     """

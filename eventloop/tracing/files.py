@@ -193,7 +193,7 @@ def read_trace(path: Path) -> dict[str, Any]:
         if not is_trace(path):
             raise ValueError("it does not begin like one")
         data = path.read_bytes()
-        msgspec.json.decode(data, type=_Trace)  # raises if the fields that are used are wrong
+        msgspec.json.decode(data, type=_Trace)  # raises if a field that this package reads is wrong
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         reason = on_a_line(str(error))

@@ -115,13 +115,14 @@ def _iteration(spans_and_waits: Sequence[Json]) -> Iteration:
     subtracted from those of the hooks.
     """
     spans = [event for event in spans_and_waits if event["cat"] != "wait"]
-    whole = next(span for span in spans if span["cat"] == "iteration")
-    waits = [event for event in spans_and_waits if event["cat"] == "wait" and _within(event, whole)]
+    iteration_span = next(span for span in spans if span["cat"] == "iteration")
+    waits = [event for event in spans_and_waits if event["cat"] == "wait" and _within(event, iteration_span)]
     seconds: dict[str, float] = {}
     ends: dict[str, float] = {}
     for span in spans:
         name = "iteration" if span["cat"] == "iteration" else span["name"]
-        waited = 0.0 if span is whole else sum(wait["dur"] for wait in waits if _within(wait, span))
+        inner_waits = [] if span is iteration_span else [wait for wait in waits if _within(wait, span)]
+        waited = sum(wait["dur"] for wait in inner_waits)
         seconds[name] = seconds.get(name, 0.0) + (span["dur"] - waited) / 1e6
         ends[name] = span["ts"] + span["dur"]
     data, forward = seconds.get("data", 0.0), seconds.get("forward", 0.0)
@@ -181,7 +182,7 @@ def _merge(traces: Sequence[Json], shifts: Sequence[float], slow: Straggler | No
         shifts: the result of `clock_shifts`.
         slow: the slow rank, or None.
     """
-    # all times are microseconds after "began" of rank 0's trace, in seconds since 1970
+    # the earliest event of all ranks, whose time becomes 0, in microseconds of rank 0's trace
     origin = min(_begin(trace) + shift for trace, shift in zip(traces, shifts, strict=True))
     events = []
     for rank, (trace, shift) in enumerate(zip(traces, shifts, strict=True)):

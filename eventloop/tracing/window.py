@@ -165,7 +165,9 @@ class TraceWindow:
         self._subscription.cancel()
         name = trainer.work_dir.name or str(trainer.work_dir)
         return WindowFacts(
-            run=name.encode(errors="replace").decode(),  # without lone surrogates
+            run=name.encode(
+                errors="replace"
+            ).decode(),  # lone surrogates, which JSON cannot encode, become "?"
             first_iter=first,
             iterations=self.iterations,
             complete=first + self.iterations >= end,
