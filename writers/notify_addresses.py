@@ -52,11 +52,13 @@ class Address:
         self.label = label
         self._sender = sender
         self._thread: BackgroundThread | None = None
+        self._is_busy = False  # whether the last message was not sent, because an earlier one was being sent
         self._error = ""
 
     def start_sending(self, message: Message) -> None:
         """Start a thread that sends a message, unless the thread of an earlier message still runs."""
-        if self._thread is not None and self._thread.is_alive():
+        self._is_busy = self._thread is not None and self._thread.is_alive()
+        if self._is_busy:
             return
         self._error = ""
         # a daemon thread, so that a service that never answers does not keep the program from ending
@@ -68,6 +70,8 @@ class Address:
     def wait_sent(self, seconds: float) -> str:
         """Wait at most `seconds` until the message is sent; return the error, or "" if it was accepted."""
         assert self._thread is not None
+        if self._is_busy:
+            return "it has not answered to an earlier message"
         self._thread.join(seconds)
         return "it did not answer in time" if self._thread.is_alive() else self._error
 
