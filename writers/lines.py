@@ -70,7 +70,7 @@ class Pace:
         if not self.seconds or event.max_iters is None:
             return ""
         remaining = max(0, event.max_iters - event.step) * self.seconds
-        seconds = round(min(remaining, 1e12))
+        seconds = round(min(remaining, 1e12))  # an infinity could not be rounded
         return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
     @property

@@ -268,8 +268,8 @@ class MLflowWriter(TrackerWriter):
                     )
                 new_params[key] = self._entities.Param(key, text[:PARAM_LENGTH])
         names = [*new_params]
-        for first in range(0, len(names), PARAMS):
-            request_names = names[first : first + PARAMS]
+        for start in range(0, len(names), PARAMS):
+            request_names = names[start : start + PARAMS]
             self._client.log_batch(run_id, params=[new_params[name] for name in request_names])
             self._sent_params.update(request_names)
 

@@ -66,8 +66,8 @@ class Outbox:
         Returns:
             the halves to be sent next, and the halves to be sent last; at least one list is empty.
         """
-        if len(body) > REQUEST_BYTES and (parts := halves(path, body, points=True)):
-            return parts, []
+        if len(body) > REQUEST_BYTES and (smaller_requests := halves(path, body, points=True)):
+            return smaller_requests, []
         try:
             rejected = self._client.post(path, body)
         except RefusedError as error:

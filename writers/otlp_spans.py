@@ -217,8 +217,8 @@ class Spans:
         time = self.stages.last_time
         if name == "run":
             # stages that are still open were interrupted; the innermost began last, and ends first
-            for inner in [other for other in reversed(self.stages.open) if other != "run"]:
-                self._end(inner, {}, error)
+            for inner_stage in [stage for stage in reversed(self.stages.open) if stage != "run"]:
+                self._end(inner_stage, {}, error)
             attributes |= self.stages.info
         began, span_id = self.stages.open.pop(name)
         self._add(name, began, time, span_id, attributes, error)
@@ -245,7 +245,7 @@ class Spans:
 
     def _epoch_of(self, iteration: int) -> bytes:
         """Return the id of the span of an iteration's epoch, or of the run if no epoch has begun."""
-        begun = [span_id for first, span_id in self.stages.epochs if first <= iteration]
+        begun = [span_id for first_iter, span_id in self.stages.epochs if first_iter <= iteration]
         return begun[-1] if begun else self._run_span()
 
     def _add_iterations(self, trace: Any) -> None:

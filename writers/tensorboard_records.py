@@ -198,7 +198,7 @@ def _hparams_record(tag: str, **data: Any) -> Any:
     record = Record(wall_time=time.time())
     content = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **data)
     value = record.summary.value.add(tag=tag, metadata=metadata.create_summary_metadata(content))
-    value.tensor.CopyFrom(metadata.NULL_TENSOR)
+    value.tensor.CopyFrom(metadata.NULL_TENSOR)  # the plugin reads only the metadata
     return record
 
 
@@ -233,8 +233,9 @@ def _count(finite: npt.NDArray[np.float64], bins: int | str) -> tuple[list[int],
     for start in range(0, len(clipped), CHUNK):
         counts += np.histogram(clipped[start : start + CHUNK], edges)[0]
     filled = np.flatnonzero(counts)
-    first, last = int(filled[0]), int(filled[-1])
-    return [0, *counts[first : last + 1].tolist()], edges[first : last + 2].tolist()
+    first_filled, last_filled = int(filled[0]), int(filled[-1])
+    filled_counts = counts[first_filled : last_filled + 1].tolist()
+    return [0, *filled_counts], edges[first_filled : last_filled + 2].tolist()
 
 
 @cache

@@ -193,8 +193,8 @@ class TrackerWriter(TimedWriter):
         """
         self._untaken += len(events)
         for timestamp, event in events:
-            if (new := self._without_sent(event)) is not None:
-                self._pending.append(Timed(timestamp, new))
+            if (unsent := self._without_sent(event)) is not None:
+                self._pending.append(Timed(timestamp, unsent))
         if not self._error or monotonic() >= self._retry_at:
             self._try_to_send()
         if len(self._pending) > BACKLOG:
@@ -254,7 +254,7 @@ class TrackerWriter(TimedWriter):
         return event
 
     def _new_scalars(self, event: ScalarsLogged) -> ScalarsLogged | None:
-        """Return an event with only the numbers that were not sent before, or None without any."""
+        """Return an event with only the numbers that were not sent before, or None if all were sent."""
         scalars = {}
         for name, value in event.scalars.items():
             key = f"{event.mode}/{name}"

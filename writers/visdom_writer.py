@@ -199,7 +199,10 @@ class VisdomWriter(Writer):
     # --- receiving values ----------------------------------------------------------------------------------
 
     def _begin_training(self, start: int) -> None:
-        """Drop the pending points of steps after `start`, the iteration at which a training begins."""
+        """Drop the points of steps after `start`, the iteration at which a training begins.
+
+        Pending points are dropped here, and the points on the server at the next draw of each curve.
+        """
         for points in self._pending.values():
             for step in [step for step in points if step > start]:
                 del points[step]
@@ -229,7 +232,8 @@ class VisdomWriter(Writer):
             recent.popleft()
         if not math.isfinite(value):
             return value
-        return median(other for other_step, other in recent if math.isfinite(other) and other_step <= step)
+        until_step = [recent_value for recent_step, recent_value in recent if recent_step <= step]
+        return median(filter(math.isfinite, until_step))
 
     # --- drawing -------------------------------------------------------------------------------------------
 

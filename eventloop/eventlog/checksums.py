@@ -93,10 +93,10 @@ def _tables(power: int) -> tuple[list[int], ...]:
 
 def _lookup(tables: tuple[list[int], ...], difference: int) -> int:
     """Return the xor of the entries of four tables for the four bytes of a difference, the lowest first."""
-    first, second, third, fourth = tables
+    table_0, table_1, table_2, table_3 = tables
     return (
-        first[difference & 255]
-        ^ second[difference >> 8 & 255]
-        ^ third[difference >> 16 & 255]
-        ^ fourth[difference >> 24]
+        table_0[difference & 255]
+        ^ table_1[difference >> 8 & 255]
+        ^ table_2[difference >> 16 & 255]
+        ^ table_3[difference >> 24]
     )

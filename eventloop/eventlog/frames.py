@@ -52,10 +52,10 @@ class Frames:
         block = file.read(min(BLOCK, self._size - position))
         if len(block) >= FRAME.size:
             mark, length, _ = FRAME.unpack_from(block)
-            missing = FRAME.size + length - len(block)
-            is_larger = mark == MARK_NUMBER and 0 < missing <= self._size - position - len(block)
+            missing_bytes = FRAME.size + length - len(block)
+            is_larger = mark == MARK_NUMBER and 0 < missing_bytes <= self._size - position - len(block)
             if is_larger and (self._checksums is None or self._is_intact(file, position, block)):
-                block += file.read(missing)
+                block += file.read(missing_bytes)
         return block
 
     def next_from(self, file: BinaryIO | FileIO, position: int) -> int | None:

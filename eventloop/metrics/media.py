@@ -144,7 +144,7 @@ class PendingMedia:
         return len(self._media)
 
     def add(self, medium: Medium, source: object) -> None:
-        """Append an image or histogram; `source` is the tensor or array from which its tensor is copied."""
+        """Append an image or histogram; `source` is the tensor or array that is copied to `medium.tensor`."""
         self._media.append(medium)
         if isinstance(source, torch.Tensor) and source.is_cuda:
             self._devices.add(source.device)

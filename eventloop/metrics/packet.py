@@ -238,9 +238,8 @@ class Losses:
     def __init__(self) -> None:
         self.lost: Loss | None = None
         """The first NaN or infinite loss after the last finite one; None if all losses were finite."""
-        self._lock = (
-            threading.Lock()
-        )  # `check` is called in the background, and by a save on the training thread
+        # `check` is called in the background, and by a save on the training thread
+        self._lock = threading.Lock()
         self.reset()
 
     def reset(self) -> None:
@@ -323,7 +322,7 @@ def read_on_host(rows: Iterable[Row]) -> None:
 
 
 def _replace_tensors(rows: Iterable[Row], convert: Callable[[torch.Tensor], Scalar]) -> None:
-    """Replace each tensor in rows by the result of `convert`, in place."""
+    """Replace each tensor among the values of rows by the result of `convert`, in place."""
     for row in rows:
         values: Any = row.values
         if type(values) is list:

@@ -348,7 +348,7 @@ class Reducer:
 
 
 def _ranges(ranks: Ranks, *numbers: int) -> Generator[None, None, list[tuple[int, int]]]:
-    """Return the minimum and the maximum over the ranks of each number; yields during the collective."""
+    """Return the minimum and the maximum of each number over the ranks; yields until they are known."""
     # one `all_reduce` gives both, because the maximum of the negated numbers is the negated minimum
     signed = torch.tensor([[-number, number] for number in numbers], device="cpu")
     yield from _completion(ranks.all_reduce(signed, maximum=True))

@@ -109,8 +109,8 @@ class EventStorage:
         """Make `get_event_storage` return the outer storage again."""
         entered = ENTERED.get()  # lacks this storage if a generator is closed in another context
         if self in entered:
-            last = len(entered) - 1 - entered[::-1].index(self)
-            ENTERED.set(entered[:last] + entered[last + 1 :])
+            position = len(entered) - 1 - entered[::-1].index(self)
+            ENTERED.set(entered[:position] + entered[position + 1 :])
 
     def step(self) -> None:
         """Increment the iteration in a loop without a trainer; later values belong to the next iteration."""
@@ -341,6 +341,7 @@ class EventStorage:
         """Read all values; those that no packet has yet are still logged at the end of their interval."""
         new_rows = self._rows[self._appended :]
         is_training = self.in_iteration and self.mode == "train" and threading.get_ident() == self.entered_in
+        # `device_reads` counts only the waits that delay a training iteration
         is_clocked = is_training and self._readings.waits(new_rows)
         with self.device_reads.clocked() if is_clocked else nullcontext():
             self._readings.read_with(new_rows)

@@ -52,8 +52,8 @@ def average_config(ema_type: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
             build(config, model=nn.Identity())
         except (TypeError, ValueError) as error:
-            kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"EMAHook: {error}") from None
+            error_class = TypeError if isinstance(error, TypeError) else ValueError
+            raise error_class(f"EMAHook: {error}") from None
     return config
 
 

@@ -83,10 +83,11 @@ class Pairs:
         yield from self._same_form.values()
         if self._other_form[0]:
             converted: dict[tuple[torch.device, torch.dtype], TensorLists] = {}
-            for own, tensor in zip(*self._other_form, strict=True):
-                average_list, source_list = converted.setdefault((own.device, own.dtype), ([], []))
-                average_list.append(own)
-                source_list.append(tensor.to(own.device, own.dtype))
+            for average_tensor, source_tensor in zip(*self._other_form, strict=True):
+                form = average_tensor.device, average_tensor.dtype
+                average_list, source_list = converted.setdefault(form, ([], []))
+                average_list.append(average_tensor)
+                source_list.append(source_tensor.to(average_tensor.device, average_tensor.dtype))
             yield from converted.values()
 
     def _lists_for(self, own: Tensor, tensor: Tensor, *, averaged: bool) -> TensorLists:

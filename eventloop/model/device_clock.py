@@ -125,4 +125,4 @@ class _Sample:
 def _seconds(marks: Marks, begin: int, end: int) -> float:
     """Return the seconds between the events of two kinds, summed over the batches of the iteration."""
     pairs = zip(marks.get(begin, ()), marks.get(end, ()), strict=False)
-    return sum(float(first.elapsed_time(last)) for first, last in pairs) / 1e3
+    return sum(float(begin_event.elapsed_time(end_event)) for begin_event, end_event in pairs) / 1e3

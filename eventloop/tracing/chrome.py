@@ -80,7 +80,7 @@ def chrome_trace(facts: WindowFacts, recorder: SpanRecorder) -> dict[str, Any]:
             events += [_complete(span, facts.pid, tid, origin, recorder) for span in row]
     events += [_counter(depth, facts.pid, origin) for depth in queue_depths]
     events.sort(key=lambda event: event["ts"])  # a stable sort, so that enclosing spans stay first
-    about = {
+    window_facts = {
         "made_by": MADE_BY,
         "run": facts.run,
         "iterations": str(facts),
@@ -90,7 +90,7 @@ def chrome_trace(facts: WindowFacts, recorder: SpanRecorder) -> dict[str, Any]:
         "times": "of the host; on a GPU the training thread runs ahead of the device",
         "not recorded": f"{recorder.lost} spans and depths beyond the limit" if recorder.lost else "nothing",
     }
-    return {"otherData": about, "displayTimeUnit": "ms", "traceEvents": metadata + events}
+    return {"otherData": window_facts, "displayTimeUnit": "ms", "traceEvents": metadata + events}
 
 
 def nested_rows(spans: Iterable[Span]) -> list[list[Span]]:

@@ -178,8 +178,8 @@ def merged(files: Sequence[TraceFile]) -> dict[str, Any]:
             elif event["name"] == "process_sort_index":
                 event["args"]["sort_index"] = number
             events.append({**event, "pid": number})
-    about = {**traces[0]["otherData"], "iterations": ", ".join(f"{f.first}..{f.last}" for f in files)}
-    return {**traces[0], "otherData": {**about, "began": origin}, "traceEvents": events}
+    window_facts = {**traces[0]["otherData"], "iterations": ", ".join(f"{f.first}..{f.last}" for f in files)}
+    return {**traces[0], "otherData": {**window_facts, "began": origin}, "traceEvents": events}
 
 
 def read_trace(path: Path) -> dict[str, Any]:

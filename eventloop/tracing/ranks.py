@@ -55,19 +55,20 @@ def merge_ranks(file: TraceFile) -> MergedRanks:
 
 def _read_all(file: TraceFile) -> list[Json]:
     """Return the traces of all ranks, given rank 0's file."""
-    first = read_trace(file.path)
-    world_size = first["otherData"].get("world_size", 1)
+    first_trace = read_trace(file.path)
+    world_size = first_trace["otherData"].get("world_size", 1)
     if world_size < 2:
         raise ValueError(f"{file.path} is of a run with one rank: leave out --ranks")
-    missing = [rank for rank in range(world_size) if not of_rank(file.path, rank).is_file()]
-    if missing:
-        path = of_rank(file.path, missing[0])
-        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+    missing_ranks = [rank for rank in range(world_size) if not of_rank(file.path, rank).is_file()]
+    if missing_ranks:
+        path = of_rank(file.path, missing_ranks[0])
+        more = f", and {len(missing_ranks) - 1} more" if len(missing_ranks) > 1 else ""
         raise ValueError(
-            f"rank {missing[0]} of {world_size} has no window of iterations {file.first}..{file.last}{more}: "
+            f"rank {missing_ranks[0]} of {world_size} has no window of iterations "
+            f"{file.first}..{file.last}{more}: "
             f"expected {path}; the rank was killed, wrote on another machine, or is still writing"
         )
-    return [first, *(read_trace(of_rank(file.path, rank)) for rank in range(1, world_size))]
+    return [first_trace, *(read_trace(of_rank(file.path, rank)) for rank in range(1, world_size))]
 
 
 def clock_shifts(ends: Sequence[dict[int, float]]) -> list[float]:
@@ -160,7 +161,7 @@ def _seconds_of(waits: Sequence[Json], name: str) -> float:
 
 
 def _slow_rank(ranks: Sequence[Sequence[Phases]]) -> Straggler | None:
-    """Return the rank that is slow in most parts of a window, or None.
+    """Return the rank that is slow in most parts of the recorded iterations, or None.
 
     `lasting_slow_rank` compares about `LATEST` windows of a run, so the iterations are divided into so many
     parts.
@@ -170,8 +171,8 @@ def _slow_rank(ranks: Sequence[Sequence[Phases]]) -> Straggler | None:
     """
     iterations = [list(phases) for phases in zip(*ranks, strict=True)]
     size = max(1, len(iterations) // LATEST)
-    parts = [iterations[start : start + size] for start in range(0, len(iterations), size)]
-    return lasting_slow_rank([summed(part) for part in parts])
+    windows = [iterations[start : start + size] for start in range(0, len(iterations), size)]
+    return lasting_slow_rank([summed(window) for window in windows])
 
 
 def _merge(traces: Sequence[Json], shifts: Sequence[float], slow: Straggler | None) -> Json:
@@ -195,9 +196,10 @@ def _merge(traces: Sequence[Json], shifts: Sequence[float], slow: Straggler | No
             elif event["name"] == "process_sort_index":
                 event["args"]["sort_index"] = rank
             events.append({**event, "pid": rank})
-    about = {key: value for key, value in traces[0]["otherData"].items() if key != "rank"}
-    about |= {"began": about["began"] + origin / 1e6, "slow rank": slow.text if slow else "none"}
-    return {**traces[0], "otherData": about, "traceEvents": events}
+    window_facts = {key: value for key, value in traces[0]["otherData"].items() if key != "rank"}
+    window_facts["began"] += origin / 1e6
+    window_facts["slow rank"] = slow.text if slow else "none"
+    return {**traces[0], "otherData": window_facts, "traceEvents": events}
 
 
 def _begin(trace: Json) -> float:
