@@ -53,9 +53,7 @@ class Table:
         """Open the file for appending, and read its columns and the last step of each mode."""
         self.columns = [*KEYS]
         self.last: dict[str, int] = {}  # the last step of each mode
-        self._unmerged = (
-            False  # whether two rows have the same mode and step, or rows are not in the order of steps
-        )
+        self._unmerged = False  # whether two rows have one mode and step, or rows are not sorted by step
         self._file: FileIO | None = None
         if self.path.exists() and self.path.stat().st_size:
             header = self._read_header()

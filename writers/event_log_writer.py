@@ -116,7 +116,7 @@ class EventLogWriter(TimedWriter):
         self._synced = -inf  # the `monotonic()` of the last fsync
         self._size = 0  # the size of the file in bytes after this writer's last write
         self._sequence = self._rank = 0
-        self._tags: dict[type[Event], str] = {}  # the names of the event types, because `event_name` is slow
+        self._tags: dict[type[Event], str] = {}  # the names of the event types that were written
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
         """Check a log file that already exists, then subscribe to `bus` as `Writer.attach` does.

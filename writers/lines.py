@@ -169,7 +169,7 @@ def bar_fields(event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) ->
 
 def _short(name: str, value: float) -> str:
     """Format a value in at most seven characters, with as many digits as fit."""
-    texts = [number(name, value), f"{value:.1e}", f"{value:.0e}"]
+    texts = [number(name, value), f"{value:.1e}", f"{value:.0e}"]  # from the most digits to the fewest
     if abs(value) >= 1:
         texts.insert(1, f"{value:.5g}")
     return next((text for text in texts if len(text) <= 7), texts[-1])

@@ -175,7 +175,7 @@ class MLflowWriter(TrackerWriter):
 
     @_quiet()
     def send(self, events: list[Timed]) -> None:
-        """Send all scalars with one call, then the other events one by one; remove sent events."""
+        """Send all scalars with one call, then the other events one by one; remove them from the list."""
         metrics: list[Any] = []
         for timestamp, event in events:
             if isinstance(event, ScalarsLogged):

@@ -93,7 +93,7 @@ def send_to_all(addresses: Sequence[Address], message: Message, timeout: float) 
     Args:
         addresses: the addresses.
         message: the message.
-        timeout: the seconds to wait until all addresses have accepted it.
+        timeout: the most seconds to wait until all addresses have accepted the message.
 
     Returns:
         each address that has not accepted the message, with the error.

@@ -317,6 +317,7 @@ class TimedWriter(Writer, ABC):
             super().write_batch(events)
 
     def _deliver(self, delivery: Any) -> None:
+        """Write a delivery of the bus: events with their times, or as in `Writer` without times."""
         if isinstance(delivery, list) and isinstance(delivery[0], Timed):
             self._open_once()
             self.write_timed(delivery)

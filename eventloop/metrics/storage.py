@@ -309,7 +309,7 @@ class EventStorage:
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, LatestValue]:
         """Return the last value of each name; waits for the device.
 
-        For a name with a smoothing hint it is the median of the last `window_size` iterations.
+        A name with a smoothing hint has the median of the last `window_size` iterations instead.
         """
         latest = self.latest()
         for name, (_, iteration) in latest.items():
@@ -373,7 +373,7 @@ class EventStorage:
         self._media.add(Medium(kind, self._prefix + name, self.phase.at(self.iter), on_host), source)
         if self._media.crowded and self.post_pending is not None:
             self.post_pending()
-        self._media.drop_excess()
+        self._media.drop_excess()  # unless `post_pending` has collected them
 
     def _check_pending(self) -> None:
         """Read the waiting tensors that are on the CPU, and limit the number of waiting rows."""

@@ -89,7 +89,7 @@ def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def build_average(config: Mapping[str, Any], model: nn.Module) -> BaseAveragedModel:
     """Build an average of `model` from a config that `average_config` has returned."""
     with warnings.catch_warnings():
-        if is_own(config):  # `average_config` has built one already, with the same warnings
+        if is_own(config):  # `average_config` has built such an average, and so has given the same warnings
             warnings.simplefilter("ignore")
         average: BaseAveragedModel = build(config, model=model)
     return average

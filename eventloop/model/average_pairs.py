@@ -53,10 +53,10 @@ class Pairs:
         self._other_form: TensorLists = ([], [])
         self.copied: TensorLists = ([], [])
         """The tensors that are copied, not averaged."""
-        for item, own, tensor in zip(source.values(), self.averages, self.sources, strict=True):
-            average_list, source_list = self._lists_for(own, tensor, averaged=item.averaged)
-            average_list.append(own)
-            source_list.append(tensor)
+        for item, average_part, source_part in zip(source.values(), self.averages, self.sources, strict=True):
+            average_list, source_list = self._lists_for(average_part, source_part, averaged=item.averaged)
+            average_list.append(average_part)
+            source_list.append(source_part)
         self.model = model
         # for `current`: the model's dicts of tensors and modules, their values, and devices and dtypes
         self._full, self._empty = _registries(model, buffers=_has_buffers(model, source_tensors))
@@ -90,13 +90,13 @@ class Pairs:
                 source_list.append(source_tensor.to(average_tensor.device, average_tensor.dtype))
             yield from converted.values()
 
-    def _lists_for(self, own: Tensor, tensor: Tensor, *, averaged: bool) -> TensorLists:
+    def _lists_for(self, average_part: Tensor, source_part: Tensor, *, averaged: bool) -> TensorLists:
         """Return the lists to which a tensor of the average and its source in the model belong."""
         if not averaged:
             return self.copied
-        if (own.device, own.dtype) != (tensor.device, tensor.dtype):
+        if (average_part.device, average_part.dtype) != (source_part.device, source_part.dtype):
             return self._other_form
-        return self._same_form.setdefault((own.device, own.dtype), ([], []))
+        return self._same_form.setdefault((average_part.device, average_part.dtype), ([], []))
 
     def _has_same_parts(self) -> bool:
         """Return whether the DTensors still use the memory of the parts in the lists."""

@@ -90,6 +90,7 @@ class _Types(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Run an operation, and count the dtype of its result if `FlopCounterMode` counts the operation."""
         out = func(*args, **(kwargs or {}))
         if getattr(func, "_overloadpacket", None) in flop_registry:
             # only the first of several results counts, because the others may have another dtype

@@ -165,9 +165,7 @@ class TraceWindow:
         self._subscription.cancel()
         name = trainer.work_dir.name or str(trainer.work_dir)
         return WindowFacts(
-            run=name.encode(
-                errors="replace"
-            ).decode(),  # lone surrogates, which JSON cannot encode, become "?"
+            run=name.encode(errors="replace").decode(),  # "?" for lone surrogates, which JSON does not allow
             first_iter=first,
             iterations=self.iterations,
             complete=first + self.iterations >= end,
