@@ -119,7 +119,7 @@ class Readings:
         """Functions to call with rows once they are read, in order, on the thread that reads them."""
 
     def pack(self, rows: list[Row], appended: int, limits: RunLimits, since: int = 0) -> Packet:
-        """Start the copy of rows to the host, and return them as a packet, which is read after all others.
+        """Start the copy of tensors in rows to the host; return the rows as the next packet to be read.
 
         Args:
             rows: the rows of a logging interval.
@@ -296,7 +296,7 @@ def tensors_in(rows: Iterable[Row]) -> list[torch.Tensor]:
 
 
 def read_rows(rows: list[Row], copy: HostCopy | None) -> list[UnreadableValue]:
-    """Replace the tensors in rows by their numbers, in place; waits for the device if necessary.
+    """Replace the tensors among the values of rows by numbers, in place; waits for the device if necessary.
 
     Args:
         rows: the rows; values that cannot be read are removed.

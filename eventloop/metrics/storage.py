@@ -78,7 +78,7 @@ class EventStorage:
         at_least("start_iter", start_iter, 0)
         self.iter = start_iter
         self.inside = self.outside = self.phase = Phase(0, "train", trains=True)
-        """The phases of values within and between iterations, and the current one."""
+        """The phase of values within iterations, the phase between iterations, and the current phase."""
         self.stepped = False
         """Whether an evaluation that begins within an iteration begins after the optimizer's step."""
         self._set_phase(0, "train")

@@ -101,9 +101,9 @@ class Pairs:
     def _has_same_parts(self) -> bool:
         """Return whether the DTensors still use the memory of the parts in the lists."""
         parts = local_parts(whole for whole, _ in self._dtensors)
-        return all(
-            new.data_ptr() == old.data_ptr() for new, (_, old) in zip(parts, self._dtensors, strict=True)
-        )
+        recorded_parts = [part for _, part in self._dtensors]
+        pairs = zip(parts, recorded_parts, strict=True)
+        return all(part.data_ptr() == recorded_part.data_ptr() for part, recorded_part in pairs)
 
 
 class Swap:

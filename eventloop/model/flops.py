@@ -58,6 +58,7 @@ class FlopCounter:
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
                 stack.enter_context(warnings.catch_warnings())
+                # `FlopCounterMode` adds global hooks, which compiled modules warn about
                 warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")
             stack.enter_context(self._types)
             stack.enter_context(self._mode)

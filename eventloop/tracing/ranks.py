@@ -128,7 +128,7 @@ def _iteration(spans_and_waits: Sequence[Json]) -> Iteration:
         ends[name] = span["ts"] + span["dur"]
     data, forward = seconds.get("data", 0.0), seconds.get("forward", 0.0)
     backward, optimizer = seconds.get("backward", 0.0), seconds.get("optimizer", 0.0)
-    if optimizer:
+    if optimizer:  # its span contains calls of handlers, which count as hooks
         optimizer -= sum(seconds.get(name, 0.0) for name in _WITHIN_STEP)
     hooks = sum(seconds.get(name, 0.0) for name in _OUTER) - backward - optimizer
     waited_by_cause = {cause: _seconds_of(waits, name) for cause, name in WAITING.items()}
