@@ -79,7 +79,7 @@ def _check_signature(method_name: str, attribute: object, parameters: list[str])
         )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"{method_name} is a generator function: its body would never run")
-    # of a decorated method, the wrapper's own signature decides: it receives the bus's arguments
+    # for a decorated method, the signature of the wrapper counts, because the bus calls the wrapper
     signature = inspect.signature(function, follow_wrapped=False)
     try:
         signature.bind(*arguments)
@@ -97,7 +97,7 @@ def check_attributes(owner: object, name: str) -> None:
 
     Args:
         owner: the writer or the class.
-        name: its name, with which an error message begins.
+        name: the name with which an error message begins.
 
     Raises:
         TypeError, ValueError: an attribute has a wrong type or value, or an event is unknown.
@@ -118,6 +118,7 @@ def check_attributes(owner: object, name: str) -> None:
 
 
 def _check_events(events: tuple[Any, ...]) -> None:
+    """Refuse an empty tuple of events, and names or classes of events that do not exist."""
     if not events:
         raise TypeError("events is empty: name at least one, or '*' for all")
     for event in events:

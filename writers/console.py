@@ -190,6 +190,7 @@ class ConsoleWriter(Writer):
         self._unless_closed(self._stop)
 
     def _stop(self) -> None:
+        """Remove the bar, and print the training values that no line has yet."""
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.stop()
@@ -220,7 +221,7 @@ class ConsoleWriter(Writer):
         self._line_step: int | None = None  # the step of the last training line, from which `interval` counts
         self._unprinted: ScalarsLogged | None = None  # the last training event, if no line was printed since
         self._has_times = False  # whether an event with the scalar `time` was logged
-        self._ended = False
+        self._ended = False  # whether the run has ended; training values that come later are printed as lines
 
     def _show_training(self, event: ScalarsLogged) -> None:
         """Update the bar with a training event, or print a line if `interval` steps have passed."""
@@ -275,6 +276,7 @@ class ConsoleWriter(Writer):
         self._ended = self._ended or ended
 
     def _print_unprinted(self) -> None:
+        """Print a line for the training events since the last line, if there are any."""
         if self._unprinted is not None:
             self._print_training(self._unprinted)
 

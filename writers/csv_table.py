@@ -1,8 +1,8 @@
 """Keep a CSV file with one row per mode and step, whose columns can grow; `CSVWriter` writes through it.
 
-Rows are appended. Further values of a mode and step that has a row already are first appended as a second
-row. `merge`, and every new column, rewrite the file with one row for each: into a temporary file, which then
-replaces the first, so the file is complete at any moment.
+Rows are appended. If a mode and step has a row already, its further values are first appended as a second
+row. `merge`, and every new column, rewrite the file with one row per mode and step. The new content is
+written to a temporary file, which then replaces the file, so the file is complete at any moment.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Table:
         """Open the file for appending, and read its columns and the last step of each mode."""
         self.columns = [*KEYS]
         self.last: dict[str, int] = {}  # the last step of each mode
-        self._unmerged = False  # whether the file has two rows of a key, or rows out of the order of steps
+        self._unmerged = False  # whether two rows have one mode and step, or rows are not sorted by step
         self._file: FileIO | None = None
         if self.path.exists() and self.path.stat().st_size:
             header = self._read_header()
@@ -90,7 +90,7 @@ class Table:
             self._record_step(*key)
 
     def merge(self) -> None:
-        """Rewrite the file with one row per mode and step, in the order of steps, unless it is so already."""
+        """Rewrite the file with one row per mode and step, sorted by step, unless it has that form."""
         if self._unmerged:
             self._rewrite()
 

@@ -101,7 +101,7 @@ class CSVWriter(Writer):
 
 
 def _remove_repeated(table: Table, start: int) -> None:
-    """Remove the rows after step `start`, where a training begins; if it is 0, rename the file instead."""
+    """Remove the rows after step `start`, at which a training begins; for step 0 rename the file instead."""
     if max(table.last.values(), default=0) <= start:
         return
     if start > 0:

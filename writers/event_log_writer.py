@@ -114,8 +114,9 @@ class EventLogWriter(TimedWriter):
         self._file: FileIO | None = None
         self._run: Run | None = None
         self._synced = -inf  # the `monotonic()` of the last fsync
-        self._size = self._sequence = self._rank = 0
-        self._tags: dict[type[Event], str] = {}
+        self._size = 0  # the size of the file in bytes after this writer's last write
+        self._sequence = self._rank = 0
+        self._tags: dict[type[Event], str] = {}  # the names of the event types that were written
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
         """Check a log file that already exists, then subscribe to `bus` as `Writer.attach` does.
@@ -166,7 +167,7 @@ class EventLogWriter(TimedWriter):
             yield
 
     def _write_records(self, events: list[Timed]) -> None:
-        """Append a record for each event; raise `Unencodable` with those that cannot be encoded."""
+        """Append a record for each event; raise `Unencodable` if some cannot be encoded."""
         records = []
         bad_events: list[BadEvent] = []
         for timestamp, event in events:
@@ -241,6 +242,7 @@ class EventLogWriter(TimedWriter):
             self._sync()
 
     def _sync(self) -> None:
+        """Sync the file to the disk, unless `fsync_seconds` is None."""
         if self._file is not None and self.fsync_seconds is not None:
             os.fsync(self._file.fileno())
             self._synced = monotonic()
@@ -273,6 +275,7 @@ def _prepare_log(file: FileIO, size: int, path: Path) -> LogEnd:
 
 
 def _sync_directory(directory: Path) -> None:
+    """Sync a directory to the disk, so that its new entries survive a crash of the machine."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

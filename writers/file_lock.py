@@ -61,8 +61,8 @@ def locked(file: FileIO, seconds: float) -> Iterator[None]:
     """
     deadline = monotonic() + seconds
     while fcntl is not None:
-        # flock also excludes another writer of this process, whose close does not release this lock;
-        # neither is true of lockf
+        # flock, not lockf, because two writers of one process must exclude each other, too, and because
+        # lockf would release the lock when the other writer closes the file
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -124,7 +124,7 @@ class JSONLWriter(Writer):
         self.write_batch([event])
 
     def write_batch(self, events: list[Event]) -> None:
-        """Append a line for each event; raise `Unencodable` with those that cannot be encoded."""
+        """Append a line for each event; raise `Unencodable` if some cannot be encoded."""
         assert self._file is not None
         bad_events: list[BadEvent] = []
         try:
@@ -136,7 +136,7 @@ class JSONLWriter(Writer):
             raise Unencodable(bad_events, of=len(events))
 
     def _encodable_lines(self, events: list[Event], bad_events: list[BadEvent]) -> Iterator[bytes]:
-        """Yield the line of each event; append those that cannot be encoded to `bad_events` instead."""
+        """Yield the line of each event; append an event that cannot be encoded to `bad_events` instead."""
         for event in events:
             try:
                 line = self._encode(_row(event)) + b"\n"

@@ -12,7 +12,7 @@ from eventloop.events.run import Run
 from eventloop.reporting.advice import LOADER_SHARE
 
 POSITION, ETA, SPEED = range(3)
-"""Keys, in a mapping of a line's fields, of the fields that are not scalars; a scalar's key is its name."""
+"""The keys of a line's fields that are not scalars; the key of a scalar's field is the scalar's name."""
 NUMBER_WIDTH, TIME_WIDTH, ETA_WIDTH, SPEED_WIDTH = 10, 7, 8, 11
 """Widths in characters of a number, seconds, a remaining time and a speed.
 
@@ -56,7 +56,7 @@ class Pace:
     """The weight of a new value in the moving average."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = 0.0  # the smoothed seconds per iteration; 0 before the first value
         self._count = 0
 
     def update(self, seconds: float) -> None:
@@ -70,7 +70,7 @@ class Pace:
         if not self.seconds or event.max_iters is None:
             return ""
         remaining = max(0, event.max_iters - event.step) * self.seconds
-        seconds = round(min(remaining, 1e12))
+        seconds = round(min(remaining, 1e12))  # an infinity could not be rounded
         return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
     @property
@@ -120,7 +120,7 @@ def score_line(event: ScalarsLogged, columns: Columns) -> str:
 
 
 def _times_last(names: Iterable[str]) -> list[str]:
-    """Return `names` with the names in `TIMES` last, in the order of `TIMES`; the others keep their order."""
+    """Return `names` with the names in `TIMES` last, in the order of `TIMES`; others keep their order."""
     return sorted(names, key=lambda name: TIMES.index(name) if name in TIMES else -1)
 
 
@@ -169,7 +169,7 @@ def bar_fields(event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) ->
 
 def _short(name: str, value: float) -> str:
     """Format a value in at most seven characters, with as many digits as fit."""
-    texts = [number(name, value), f"{value:.1e}", f"{value:.0e}"]
+    texts = [number(name, value), f"{value:.1e}", f"{value:.0e}"]  # from the most digits to the fewest
     if abs(value) >= 1:
         texts.insert(1, f"{value:.5g}")
     return next((text for text in texts if len(text) <= 7), texts[-1])
@@ -198,7 +198,7 @@ def iteration_shown(event: ScalarsLogged, run: Run) -> int:
 
 
 def is_after_epoch(event: ScalarsLogged, run: Run) -> bool:
-    """Return whether an event was logged after the last iteration of its epoch, as in after_train_epoch."""
+    """Return whether an event was logged between the last iteration of its epoch and the next epoch."""
     epoch_length = None if event.max_epochs is None else run.iters_per_epoch
     if not epoch_length:
         return False
@@ -207,12 +207,12 @@ def is_after_epoch(event: ScalarsLogged, run: Run) -> bool:
 
 
 def of(done: int, total: int | None) -> str:
-    """Return ` 40/180`, padded to the width of the total, or `40` without a total."""
+    """Return a text such as ` 40/180`, padded to the width of the total, or `40` without a total."""
     return str(done) if total is None else f"{_padded(done, total)}/{total}"
 
 
 def _epoch(number: int, total: int) -> str:
-    """Return `[2]`, padded to the width of `total` in brackets."""
+    """Return the number of an epoch in brackets, such as ` [2]`, padded to the width of `[total]`."""
     return f"[{number}]".rjust(len(str(total)) + 2)
 
 

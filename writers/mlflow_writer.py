@@ -144,7 +144,7 @@ class MLflowWriter(TrackerWriter):
 
     @_quiet()
     def connect(self, run: Run, known: Known) -> Known:
-        """Create a run in MLflow or continue the one in `known`, and send parameters and tags.
+        """Create a run in MLflow or continue the run that `known` names, and send parameters and tags.
 
         Returns:
             the run's id, and the last step of each metric, image, text and checkpoint.
@@ -175,7 +175,7 @@ class MLflowWriter(TrackerWriter):
 
     @_quiet()
     def send(self, events: list[Timed]) -> None:
-        """Send all scalars with one call, then the other events one by one; remove sent events."""
+        """Send all scalars with one call, then the other events one by one; remove them from the list."""
         metrics: list[Any] = []
         for timestamp, event in events:
             if isinstance(event, ScalarsLogged):
@@ -255,7 +255,7 @@ class MLflowWriter(TrackerWriter):
 
     def _send_params(self, run_id: str, params: Mapping[str, Any]) -> None:
         """Send the parameters that the run does not have yet; MLflow refuses to change a parameter."""
-        new = {}
+        new_params = {}
         for key, value in params.items():
             if is_refused(key):
                 self.warn_once(key, f"the parameter {key!r} is left out: expected {ALLOWED}")
@@ -266,11 +266,11 @@ class MLflowWriter(TrackerWriter):
                         key,
                         f"the parameter {key!r} of {len(text):,} characters is cut after {PARAM_LENGTH:,}",
                     )
-                new[key] = self._entities.Param(key, text[:PARAM_LENGTH])
-        names = [*new]
-        for first in range(0, len(names), PARAMS):
-            request_names = names[first : first + PARAMS]
-            self._client.log_batch(run_id, params=[new[name] for name in request_names])
+                new_params[key] = self._entities.Param(key, text[:PARAM_LENGTH])
+        names = [*new_params]
+        for start in range(0, len(names), PARAMS):
+            request_names = names[start : start + PARAMS]
+            self._client.log_batch(run_id, params=[new_params[name] for name in request_names])
             self._sent_params.update(request_names)
 
     def _send_image(self, event: ImageLogged) -> None:

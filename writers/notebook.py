@@ -46,13 +46,14 @@ class NotebookBar:
         self._reset("")
 
     def _reset(self, display_id: str) -> None:
-        """Begin a bar and a table whose displays have `display_id` in their ids; "" for none yet."""
+        """Begin a bar and a table with ids that begin with `display_id`; with "" nothing is shown yet."""
         self._display_id = display_id
         self._shown: set[str] = set()  # the displays that can be updated: "bar", "table"
+        # the arguments of the last `show`
         self._state: tuple[ScalarsLogged, Mapping[str, float], Pace] | None = None
-        self._activity = self._saved = ""
-        self._rows: deque[dict[str, str]] = deque(maxlen=MOST_ROWS)
-        self._columns: dict[str, None] = {}
+        self._activity = self._saved = ""  # what runs instead of the training, and the last saved checkpoint
+        self._rows: deque[dict[str, str]] = deque(maxlen=MOST_ROWS)  # of the table, each by column
+        self._columns: dict[str, None] = {}  # the names of all columns, in their order
         self._bar_drawn_at = self._table_drawn_at = float("-inf")
         self._has_new_rows = False
 
@@ -112,7 +113,7 @@ class NotebookBar:
     # --- the bar -------------------------------------------------------------------------------------------
 
     def _bar(self, event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> tuple[str, str]:
-        """Return the bar and the fields behind it, as HTML and as text."""
+        """Return the bar with the fields after it, as HTML and as text."""
         done, total = event.step, event.max_iters
         head = self._activity or "iter"
         if event.max_epochs is not None:
@@ -162,7 +163,7 @@ class NotebookBar:
 
 
 def _publish(data: dict[str, str], display_id: str, update: bool) -> None:
-    """Show texts by MIME type as a display of IPython, or with `update` replace those of its id."""
+    """Show texts by MIME type as a display of IPython, or with `update` replace the display of this id."""
     from IPython.display import publish_display_data
 
     publish_display_data(  # type: ignore[no-untyped-call]

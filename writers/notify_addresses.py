@@ -52,11 +52,13 @@ class Address:
         self.label = label
         self._sender = sender
         self._thread: BackgroundThread | None = None
+        self._is_busy = False  # whether the last message was not sent, because an earlier one was being sent
         self._error = ""
 
     def start_sending(self, message: Message) -> None:
         """Start a thread that sends a message, unless the thread of an earlier message still runs."""
-        if self._thread is not None and self._thread.is_alive():
+        self._is_busy = self._thread is not None and self._thread.is_alive()
+        if self._is_busy:
             return
         self._error = ""
         # a daemon thread, so that a service that never answers does not keep the program from ending
@@ -68,6 +70,8 @@ class Address:
     def wait_sent(self, seconds: float) -> str:
         """Wait at most `seconds` until the message is sent; return the error, or "" if it was accepted."""
         assert self._thread is not None
+        if self._is_busy:
+            return "it has not answered to an earlier message"
         self._thread.join(seconds)
         return "it did not answer in time" if self._thread.is_alive() else self._error
 
@@ -89,7 +93,7 @@ def send_to_all(addresses: Sequence[Address], message: Message, timeout: float) 
     Args:
         addresses: the addresses.
         message: the message.
-        timeout: the seconds to wait until all addresses have accepted it.
+        timeout: the most seconds to wait until all addresses have accepted the message.
 
     Returns:
         each address that has not accepted the message, with the error.
@@ -102,7 +106,7 @@ def send_to_all(addresses: Sequence[Address], message: Message, timeout: float) 
 
 
 def check_urls(urls: Sequence[object]) -> tuple[str, ...]:
-    """Return the given addresses, or by default those in the environment variable EVENTLOOP_NOTIFY.
+    """Return the given addresses, or by default the addresses in the environment variable EVENTLOOP_NOTIFY.
 
     Raises:
         TypeError: an address is not a str.
@@ -171,7 +175,7 @@ def _open(apprise: Any, asset: Any, url: str, number: int, count: int) -> Addres
 
 
 def _address_hint(apprise: Any, scheme: str) -> str:
-    """Return the end of the error about an address, which says what to change.
+    """Return the end of the error about a wrong address, with advice for its scheme.
 
     Args:
         apprise: the module.

@@ -50,6 +50,7 @@ class Progress:
     """Collect the facts for the message about the end of a run: its duration, scores and loss."""
 
     NEEDED = (BeforeRun, BeforeTrain, AfterVal, AfterTest, ScalarsLogged)
+    """The events that `receive` needs."""
 
     def __init__(self) -> None:
         self._reset(None)
@@ -59,10 +60,10 @@ class Progress:
         self._began = self._last_time = began
         self.trains = False
         """Whether the run is a training, and not only a validation, test or prediction."""
-        self._last: dict[str, float] = {}
-        self._best: dict[str, float] = {}
-        self._test: dict[str, float] = {}
-        self._loss: float | None = None
+        self._last: dict[str, float] = {}  # by name, the scores of the last completed validation
+        self._best: dict[str, float] = {}  # by name, the best scores of all completed validations
+        self._test: dict[str, float] = {}  # by name, the scores of the last completed test
+        self._loss: float | None = None  # the last logged loss of the training
 
     def receive(self, timestamp: float, event: Event) -> None:
         """Update the facts by an event, given with the Unix time of its emit."""
@@ -82,7 +83,7 @@ class Progress:
                 self._loss = event.scalars.get("loss", self._loss)
 
     def _record_best(self, name: str, score: float) -> None:
-        """Update the best score of a name, unless its name does not show whether higher is better."""
+        """Update the best score of a name that shows whether higher or lower scores are better."""
         try:
             better = min if infer_rule(name) == "less" else max
         except ValueError:
@@ -105,8 +106,8 @@ class Progress:
 class Texts:
     """Compose messages that name the run, its machine and its directory.
 
-    The `unsent` argument of its methods counts the events since the last message that had none of their own,
-    by name.
+    The argument `unsent` of its methods has, by name, the number of events since the last message about which
+    no message was sent.
 
     Args:
         run: the facts of the run.
@@ -137,6 +138,7 @@ class Texts:
         return self._message("more events", [], "info", unsent)
 
     def _message(self, headline: str, lines: list[str], kind: str, unsent: Counter[str]) -> Message:
+        """Return a message with the run's name before the headline, and its directory as the last line."""
         if unsent:
             counts = ", ".join(f"{count:,} {name}" for name, count in unsent.most_common())
             lines = [*lines, f"events without a message of their own since the last one: {counts}"]
@@ -170,7 +172,7 @@ def _end_lines(event: AfterRun) -> list[str]:
 
 
 def _field_lines(event: Event) -> list[str]:
-    """Return a line for each field of an event that has a value."""
+    """Return a line for each field of an event that is not empty."""
     lines = []
     for name in event.__struct_fields__:
         value = getattr(event, name)

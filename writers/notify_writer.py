@@ -48,7 +48,7 @@ EVENTS: tuple[type[Event], ...] = (AfterRun, PreemptionRequested, InvalidLoss, R
 ACTIVITY = (AfterTrainIter, AfterValIter, AfterTestIter, AfterPredictIter, CommandApplied)
 """The events that show that a run does not hang."""
 TICKS = 10
-"""The number of ticks in `hang_after` seconds, which `_watch` counts instead of seconds."""
+"""The number of ticks in `hang_after` seconds; `_watch` counts ticks, not seconds."""
 HANG_TICKS = TICKS + 1
 """The number of ticks after which a message about a hang is sent.
 
@@ -124,6 +124,7 @@ class NotifyWriter(TimedWriter):
         activity = ACTIVITY if hang_after is not None else ()
         self.events = tuple(dict.fromkeys((*Progress.NEEDED, AfterRun, *self._chosen, *activity)))
         self._hang_after, self._limit, self._period, self._timeout = hang_after, limit, period, timeout
+        # longer than a call that sends `limit` messages to addresses that do not answer
         self.stall_timeout = 60.0 + 2 * limit * timeout
         self._urls = check_urls(urls)
         load_services()
@@ -134,7 +135,9 @@ class NotifyWriter(TimedWriter):
         self._addresses = open_addresses(self._urls)
         self._texts, self._progress = Texts(run), Progress()
         self._send_times: deque[float] = deque(maxlen=self._limit)  # when the last messages were sent
-        self._unsent = Counter[str]()  # by name, the events since the last message that had none
+        self._unsent = Counter[
+            str
+        ]()  # by name, the number of events since the last message that were not sent
         self._warned = set[Address]()  # the addresses whose failure was logged
         self._lock = threading.Lock()  # held while the thread of `_watch` or of the writer sends a message
         self._is_active = False  # whether iterations are expected: the run has begun, and is not paused
@@ -149,7 +152,7 @@ class NotifyWriter(TimedWriter):
             ).start()
 
     def write_timed(self, events: list[Timed]) -> None:
-        """Send the messages of events; raise `NotTaken` with the events whose message was not accepted."""
+        """Send the messages about events; raise `NotTaken` if a message was not accepted by all addresses."""
         failed = []
         for timestamp, event in events:
             with self._lock:
@@ -190,7 +193,7 @@ class NotifyWriter(TimedWriter):
         return len(self._send_times) == self._limit and monotonic() - self._send_times[0] < self._period
 
     def _send(self, message: Message) -> str:
-        """Send a message to all addresses; return the errors of those that have not accepted it, or ""."""
+        """Send a message to all addresses; return the errors of addresses that do not accept it, or ""."""
         self._send_times.append(monotonic())
         failed = send_to_all(self._addresses, message, self._timeout)
         self._unsent.clear()

@@ -54,7 +54,7 @@ NAMED = 5
 
 
 class _InFlight(msgspec.Struct):
-    """The contents of the file `*.inflight`, which the next run in the folder reads."""
+    """The contents of the `.inflight` file, which the next run in the folder reads after a kill."""
 
     id: str = ""
     """The id of the run, as 32 hexadecimal digits."""
@@ -155,7 +155,7 @@ class OpenTelemetryWriter(TrackerWriter):
         )
 
     def connect(self, run: Run, known: Known) -> Known:
-        """Send the requests that a kill interrupted, and continue the trace in `known` or begin one.
+        """Send the requests that a kill interrupted, and continue the trace that `known` names or begin one.
 
         Returns:
             the id of the trace, and the last step of each metric that was sent.
@@ -163,7 +163,7 @@ class OpenTelemetryWriter(TrackerWriter):
         headers = self._headers if self._headers is not None else headers_of_environment()
         self._secrets = secrets_of_headers(headers)
         self._client = self._lib.Client(self._endpoint, headers, self._timeout)
-        self._clock = 0
+        self._clock = 0  # the time of the last point, in nanoseconds since 1970
         self._outbox = self._outboxes.Outbox(self._client, self._report_loss)
         self._encoded = 0  # how many of the waiting events are encoded in requests of the outbox
         # the waiting scalar events without a refused number, by their times, which are all different
@@ -179,7 +179,7 @@ class OpenTelemetryWriter(TrackerWriter):
         return Known(run_id, in_flight.last if in_flight.id == run_id else known.last)
 
     def _stages_to_continue(self, run: Run, known: Known, in_flight: _InFlight) -> Stages:
-        """Return the open stages of the run; if the file in flight is of another run, end its spans."""
+        """Return the open stages of the run; if `in_flight` is of another run, end the spans of that run."""
         if in_flight.id == known.id:
             return in_flight.stages
         if run.trainer_id:  # "" in a replay
@@ -213,9 +213,10 @@ class OpenTelemetryWriter(TrackerWriter):
         return self._last_before  # `known.last` also has the steps that `connect` itself has sent
 
     def send(self, events: list[Timed]) -> None:
-        """Encode new events, store the requests in the file in flight, and send them.
+        """Encode new events, store the requests in the `.inflight` file, and send them.
 
-        After an error, the next call sends the requests that are left, and encodes only events after them.
+        After an error, the next call sends the remaining requests, and encodes only the events that were
+        added since.
         """
         if new_events := events[self._encoded :]:
             self._outbox.requests += self._requests_of(new_events)
@@ -252,14 +253,15 @@ class OpenTelemetryWriter(TrackerWriter):
             count: how many of the request's items are lost; None for all.
         """
         kind = f"{path} {'' if count is None else 'partly'}"
-        new = {name: None for name in self._lib.names(path, body) if (kind, name) not in self._named}
-        if new:
-            self._named |= {(kind, name) for name in new}
-            more = f" and {len(new) - NAMED:,} more" if len(new) > NAMED else ""
-            names = ", ".join([*new][:NAMED]) + more
+        new_names = {name: None for name in self._lib.names(path, body) if (kind, name) not in self._named}
+        if new_names:
+            self._named |= {(kind, name) for name in new_names}
+            more = f" and {len(new_names) - NAMED:,} more" if len(new_names) > NAMED else ""
+            names = ", ".join([*new_names][:NAMED]) + more
             lost = names if count is None else f"{count:,} of the values or records {names}"
             self.warn_once(f"{kind} {names}", f"left out are {lost}: {reason}")
-        points = reversed(self._lib.points_of(path, body))  # the first name of a time wins
+        # the time of a point stands for its event; reversed, so that the event's first metric is named
+        points = reversed(self._lib.points_of(path, body))
         refused_names = {
             point_time: name for name, point_time in points if point_time in self._unrefused_times
         }
@@ -329,12 +331,13 @@ class OpenTelemetryWriter(TrackerWriter):
         return self._state_path.with_suffix(".inflight")
 
     def _write_in_flight(self) -> None:
+        """Store the requests without an answer and the open stages, for the next run after a kill."""
         in_flight = _InFlight(self._known.id, self._outbox.requests, self._known.last, self._spans.stages)
         with replacing(self._in_flight_path, durable=False) as file:
             file.write(msgspec.msgpack.encode(in_flight))
 
     def _send_interrupted(self) -> _InFlight:
-        """Read the file in flight and send its requests; without requests send an empty one, as a check.
+        """Read the `.inflight` file and send its requests, or else an empty one, to check the collector.
 
         Raises:
             OSError: the collector does not answer.

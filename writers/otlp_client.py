@@ -67,7 +67,7 @@ class RefusedError(OSError):
 
     Args:
         text: the message.
-        too_large: whether it refuses the size of the request, not its content.
+        too_large: whether the collector refuses the size of the request, not its content.
     """
 
     def __init__(self, text: str, *, too_large: bool) -> None:
@@ -79,7 +79,7 @@ class Rejected(NamedTuple):
     """The items that a collector has rejected in a request that it has accepted."""
 
     number: int
-    """How many data points, spans or log records it has rejected."""
+    """How many data points, spans or log records the collector has rejected."""
     why: str
     """The reason, in the collector's words."""
 
@@ -153,8 +153,8 @@ def metrics_request(resource: Resource, points: Points) -> bytes:
         data_points = [NumberDataPoint(time_unix_nano=time, as_double=value) for time, value in values]
         metrics.append(Metric(name=name, gauge=Gauge(data_points=data_points)))
     scope = ScopeMetrics(scope=SCOPE, metrics=metrics)
-    of_resource = ResourceMetrics(resource=resource, scope_metrics=[scope])
-    return _encoded(ExportMetricsServiceRequest(resource_metrics=[of_resource]))
+    resource_metrics = ResourceMetrics(resource=resource, scope_metrics=[scope])
+    return _encoded(ExportMetricsServiceRequest(resource_metrics=[resource_metrics]))
 
 
 def traces_request(resource: Resource, trace_id: bytes, spans: Iterable[SpanFacts]) -> bytes:
@@ -174,8 +174,8 @@ def traces_request(resource: Resource, trace_id: bytes, spans: Iterable[SpanFact
         for span in spans
     ]
     scope = ScopeSpans(scope=SCOPE, spans=encoded)
-    of_resource = ResourceSpans(resource=resource, scope_spans=[scope])
-    return _encoded(ExportTraceServiceRequest(resource_spans=[of_resource]))
+    resource_spans = ResourceSpans(resource=resource, scope_spans=[scope])
+    return _encoded(ExportTraceServiceRequest(resource_spans=[resource_spans]))
 
 
 def logs_request(resource: Resource, trace_id: bytes, lines: Iterable[LogLine]) -> bytes:
@@ -194,8 +194,8 @@ def logs_request(resource: Resource, trace_id: bytes, lines: Iterable[LogLine]) 
         for line in lines
     ]
     scope = ScopeLogs(scope=SCOPE, log_records=records)
-    of_resource = ResourceLogs(resource=resource, scope_logs=[scope])
-    return _encoded(ExportLogsServiceRequest(resource_logs=[of_resource]))
+    resource_logs = ResourceLogs(resource=resource, scope_logs=[scope])
+    return _encoded(ExportLogsServiceRequest(resource_logs=[resource_logs]))
 
 
 def halves(path: str, body: bytes, *, points: bool) -> list[bytes]:
@@ -204,8 +204,9 @@ def halves(path: str, body: bytes, *, points: bool) -> list[bytes]:
     Args:
         path: METRICS, TRACES or LOGS.
         body: the encoded request.
-        points: whether a request with only one metric is split, too, between its points.
+        points: whether a request with only one metric is split into two requests with half of its points.
     """
+    # two copies of the request: the first loses its second half, and the second its first half
     first, second = _decoded(path, body), _decoded(path, body)
     first_items, second_items = _items(path, first), _items(path, second)
     if len(first_items) == 1 and points and path == METRICS:

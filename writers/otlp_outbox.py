@@ -24,7 +24,7 @@ ReportLoss = Callable[[str, bytes, str, int | None], None]
 
 
 class Outbox:
-    """Keep requests until a collector has accepted them; split refused requests, and drop refused items.
+    """Queue requests until a collector has accepted them; split refused requests, and drop refused items.
 
     At most `SPLITS` refused requests are split. Each accepted request, and each call of `send`, permits one
     more split, up to `SPLITS`. If no split is permitted, a refused request is dropped as a whole.
@@ -38,7 +38,7 @@ class Outbox:
         self.requests: list[tuple[str, bytes]] = []
         """The path and body of each request that waits."""
         self.doubtful: set[str] = set()
-        """The metrics of which a value was refused; send their later values in another request."""
+        """The metrics of which a value was refused; put their later values into requests of their own."""
         self._client = client
         self._report_loss = report_loss
         self._permitted_splits = SPLITS
@@ -66,8 +66,8 @@ class Outbox:
         Returns:
             the halves to be sent next, and the halves to be sent last; at least one list is empty.
         """
-        if len(body) > REQUEST_BYTES and (parts := halves(path, body, points=True)):
-            return parts, []
+        if len(body) > REQUEST_BYTES and (smaller_requests := halves(path, body, points=True)):
+            return smaller_requests, []
         try:
             rejected = self._client.post(path, body)
         except RefusedError as error:
@@ -80,9 +80,9 @@ class Outbox:
     def _split(self, path: str, body: bytes, error: RefusedError) -> tuple[list[bytes], list[bytes]]:
         """Return the halves of a refused request as `_send_or_split` does, or drop and report the request.
 
-        A request with several metrics is split between them, and sent next. A request with one metric is
-        split between its points, and sent last, so that the refused metrics are found first and all others
-        arrive.
+        A request with several metrics is split between two metrics, and its halves are sent next. A request
+        with one metric is split between two points, and its halves are sent last. So the refused metrics are
+        found first, and all other metrics arrive.
         """
         metrics = set(names(path, body)) if path == METRICS else set()
         if len(metrics) == 1 and not error.too_large:
@@ -99,4 +99,5 @@ class Outbox:
         return [], []
 
     def _permit_split(self) -> None:
+        """Permit one more split, up to `SPLITS`."""
         self._permitted_splits = min(SPLITS, self._permitted_splits + 1)

@@ -41,7 +41,10 @@ from eventloop.tracing.files import find_traces
 SECOND = 1_000_000_000
 """A second in nanoseconds."""
 RECENT = 16
-"""The number of ended spans that are remembered: more than end within `SAME`."""
+"""The number of ended spans whose ids are stored, to recognize an event that is received again.
+
+It is larger than the number of spans that end within `SAME`.
+"""
 SAME = SECOND // 1000
 """The most nanoseconds by which the times of one event differ if it is received twice."""
 BEGINS: dict[type[Event], str] = {
@@ -109,7 +112,7 @@ class Stages(msgspec.Struct):
     run: int = 0
     """The number of runs of this trace that have begun, including resumed runs."""
     open: dict[str, tuple[int, bytes]] = {}
-    """For each stage that has begun and not ended, by name: its time, and the id of its span."""
+    """For each stage that has begun and not ended, by name: the time of its begin, and the id of its span."""
     epochs: list[tuple[int, bytes]] = []
     """For each epoch of the run, its first iteration and the id of its span."""
     info: dict[str, str] = {}
@@ -121,17 +124,19 @@ class Stages(msgspec.Struct):
 
 
 class Spans:
-    """Collect the finished spans of a run: run > epoch > iteration > phases; run > validation, checkpoint.
+    """Collect the finished spans of a run.
 
-    The id of a span is a hash of its stage, so a replay gives the same ids.
+    The span of a run contains the spans of its epochs, validations, tests and checkpoints. The span of an
+    epoch contains the recorded iterations, and an iteration contains its phases. The id of a span is a hash
+    of its stage, so a replay gives the same ids.
 
     Args:
         trace_id: the trace of the run.
         since: the Unix time before which trace files are ignored. A `before_run` event with an earlier time
             replaces it.
         stages: the open stages of a killed program or worker process, to be continued.
-        of_log: whether the events are read from a log. If the first of them is a `before_run`, it is the
-            whole log, and `stages` is ignored.
+        of_log: whether the events are read from a log. If the first event is a `before_run`, the log is read
+            from its beginning, and `stages` is ignored.
     """
 
     def __init__(
@@ -208,12 +213,12 @@ class Spans:
         return sha256(repr((self._trace_id, self.stages.run, *stage)).encode()).digest()[:8]
 
     def _end(self, name: str, attributes: dict[str, object], error: str) -> None:
-        """Finish the span of a stage at the time of the last event; with the run, all stages within it."""
+        """Finish the span of a stage at the time of the last event; before the run, all stages within it."""
         time = self.stages.last_time
         if name == "run":
             # stages that are still open were interrupted; the innermost began last, and ends first
-            for inner in [other for other in reversed(self.stages.open) if other != "run"]:
-                self._end(inner, {}, error)
+            for inner_stage in [stage for stage in reversed(self.stages.open) if stage != "run"]:
+                self._end(inner_stage, {}, error)
             attributes |= self.stages.info
         began, span_id = self.stages.open.pop(name)
         self._add(name, began, time, span_id, attributes, error)
@@ -240,13 +245,14 @@ class Spans:
 
     def _epoch_of(self, iteration: int) -> bytes:
         """Return the id of the span of an iteration's epoch, or of the run if no epoch has begun."""
-        begun = [span_id for first, span_id in self.stages.epochs if first <= iteration]
+        begun = [span_id for first_iter, span_id in self.stages.epochs if first_iter <= iteration]
         return begun[-1] if begun else self._run_span()
 
     def _add_iterations(self, trace: Any) -> None:
         """Append spans for the iterations in a trace file, and for the phases within them."""
         trace_began = int(trace["otherData"]["began"] * SECOND)
         entries = [entry for entry in trace["traceEvents"] if entry.get("ph") == "X"]  # "X": with a duration
+        # by time, and an iteration before the phase that begins with it
         entries.sort(key=lambda entry: (entry["ts"], entry["cat"] != "iteration"))
         last_iteration: dict[object, SpanFacts] = {}  # on each thread
         for entry in entries:
@@ -295,6 +301,11 @@ def _fields(event: Event) -> dict[str, object]:
 
 
 def _extent(trace_began: int, entry: Any) -> tuple[int, int]:
-    """Return the begin and the end of an entry of a trace file, whose times are microseconds."""
+    """Return the begin and the end of an entry of a trace file, in nanoseconds since 1970.
+
+    Args:
+        trace_began: the nanoseconds since 1970 at which the times of the trace begin.
+        entry: the entry, whose times are microseconds.
+    """
     began = trace_began + int(entry["ts"] * 1000)
     return began, began + int(entry["dur"] * 1000)

@@ -86,8 +86,9 @@ def png(image: npt.NDArray[np.uint8]) -> bytes:
     `zlib.compress` releases the interpreter lock, so the training thread continues meanwhile.
     """
     height, width, channels = image.shape
-    rows = np.full((height, 1 + width * channels), UP, np.uint8)
+    rows = np.full((height, 1 + width * channels), UP, np.uint8)  # each row begins with its filter type
     rows[:, 1:] = np.diff(image.reshape(height, -1), axis=0, prepend=np.uint8(0))
+    # 8 bits per channel; 0 for the only compression and filter methods, and for no interlacing
     header = struct.pack(">2I5B", width, height, 8, COLOUR_TYPES[channels], 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.data)), (b"IEND", b""))
     return SIGNATURE + b"".join(

@@ -16,7 +16,8 @@ _BINARY = (bytes, bytearray, memoryview, datetime)
 class NoPlainValue(Exception):
     """Raised for a tensor or array that has several elements, or whose only element cannot be read.
 
-    Its text is not written instead: it would be abbreviated, and another thread may change the elements.
+    No text is written in its place, because the text of a large tensor is abbreviated, and because another
+    thread may change the elements.
     """
 
 
@@ -38,7 +39,7 @@ def plain(value: Any) -> Any:
 def encodable(value: Any) -> Any:
     """Convert `value` to lists, mappings, texts and numbers, with escapes for lone surrogates in texts.
 
-    Structs become mappings, and objects of types that msgspec does not know the result of `plain`.
+    A struct becomes a mapping. An object of a type that msgspec does not know is converted by `plain`.
 
     Raises:
         NoPlainValue: the value contains a tensor or array that `plain` refuses.

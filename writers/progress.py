@@ -34,9 +34,10 @@ class ProgressBar:
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False)
         self._live: Live | None = None
+        # the arguments of the last `show`
         self._state: tuple[ScalarsLogged, Mapping[str, float], Pace] | None = None
-        self._activity = ""
-        self._drawn = 0.0
+        self._activity = ""  # what runs instead of the training, such as "val"
+        self._drawn = 0.0  # the `monotonic()` of the last draw
 
     @property
     def running(self) -> bool:

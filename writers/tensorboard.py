@@ -108,7 +108,7 @@ class TensorBoardWriter(TimedWriter):
         self._file: FileIO | None = None
         self._resumed_at = 0  # the iteration from which the run resumes; 0 once `_restart` has used it
         self._outcome = RunOutcome()
-        self._end_is_written = False  # or is not needed, because the HParams tab has no settings
+        self._end_is_written = False  # also True if it is not needed, because the run has no `hparams`
 
     def open(self, run: Run) -> None:
         """Create a file, and write the records of its format, the settings and the graph."""
@@ -125,7 +125,7 @@ class TensorBoardWriter(TimedWriter):
         self._write([self._lib.frame(record.SerializeToString()) for record in records])
 
     def write_timed(self, events: list[Timed]) -> None:
-        """Write the events with one system call; raise `Unencodable` with those that cannot be encoded."""
+        """Write the events with one system call; raise `Unencodable` if some cannot be encoded."""
         frames: list[bytes] = []
         bad_events: list[BadEvent] = []
         for timestamp, event in events:
@@ -172,7 +172,7 @@ class TensorBoardWriter(TimedWriter):
     # --- writing -------------------------------------------------------------------------------------------
 
     def _restart(self) -> Iterator[Any]:
-        """Yield, once a run, the record that discards the steps after the resumed checkpoint."""
+        """Yield, once per run, the record that makes readers discard the steps after the checkpoint."""
         if self._resumed_at > 0:
             step, self._resumed_at = self._resumed_at, 0
             yield self._lib.restart(step + 1)
@@ -196,7 +196,7 @@ def _import_library() -> ModuleType:
 
 
 def _file_name() -> str:
-    """Return a file name that sorts after earlier ones, because TensorBoard reads files in that order."""
+    """Return a file name that sorts after earlier ones, because TensorBoard reads files sorted by name."""
     seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     return f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
 
@@ -227,6 +227,7 @@ def _check_metrics(metrics: Any, hparams: object) -> list[str]:
 
 
 def _check_graph(graph: Any) -> bytes | None:
+    """Return the graph, or raise a TypeError if it is neither bytes nor None."""
     if not isinstance(graph, bytes | None):
         raise TypeError(
             f"graph must be the bytes that trace_graph(model, inputs) returns, got {type(graph).__name__}"

@@ -46,6 +46,7 @@ def trace_graph(model: torch.nn.Module, inputs: Any, *, strict: bool = True) -> 
     from eventloop.state.undo import Undo
 
     undo = Undo()
+    # `undo` twice, because an interrupt may keep one of the two from being left
     with undo, undo, warnings.catch_warnings(), torch.no_grad():
         undo.step(set_rng_state, rng_state())
         save_modes_and_buffers(undo, model)

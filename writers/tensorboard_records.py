@@ -71,6 +71,7 @@ class Scalars:
     """The most record objects in the cache, one for each list of names."""
 
     def __init__(self) -> None:
+        # by mode and names: the record, and its value objects in the order of the names
         self._cache: dict[tuple[str, ...], tuple[Any, list[Any]]] = {}
 
     def record(self, event: ScalarsLogged) -> Any:
@@ -197,7 +198,7 @@ def _hparams_record(tag: str, **data: Any) -> Any:
     record = Record(wall_time=time.time())
     content = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **data)
     value = record.summary.value.add(tag=tag, metadata=metadata.create_summary_metadata(content))
-    value.tensor.CopyFrom(metadata.NULL_TENSOR)
+    value.tensor.CopyFrom(metadata.NULL_TENSOR)  # the plugin reads only the metadata
     return record
 
 
@@ -227,13 +228,14 @@ def _count(finite: npt.NDArray[np.float64], bins: int | str) -> tuple[list[int],
         bins: the number of bins, or "tensorflow".
     """
     edges = np.histogram_bin_edges(finite, bins) if isinstance(bins, int) else _exponential_edges()
-    inside = finite.clip(edges[0], edges[-1])
+    clipped = finite.clip(edges[0], edges[-1])  # values outside of all bins count in the first or last bin
     counts = np.zeros(len(edges) - 1, np.int64)
-    for start in range(0, len(inside), CHUNK):
-        counts += np.histogram(inside[start : start + CHUNK], edges)[0]
+    for start in range(0, len(clipped), CHUNK):
+        counts += np.histogram(clipped[start : start + CHUNK], edges)[0]
     filled = np.flatnonzero(counts)
-    first, last = int(filled[0]), int(filled[-1])
-    return [0, *counts[first : last + 1].tolist()], edges[first : last + 2].tolist()
+    first_filled, last_filled = int(filled[0]), int(filled[-1])
+    filled_counts = counts[first_filled : last_filled + 1].tolist()
+    return [0, *filled_counts], edges[first_filled : last_filled + 2].tolist()
 
 
 @cache

@@ -93,7 +93,7 @@ class TrackerWriter(TimedWriter):
         self.name = name
         self._known = Known()
         self._sent_before: dict[str, int] = {}  # by name, the last step sent before this training began
-        self._tally = Tally({})
+        self._tally = Tally({})  # counts the values that are new to the tracker
         self._pending: list[Timed] = []  # the events that the tracker may not have received
         self._untaken = 0  # how many of the last delivered events are not sent
         self._retry_at = 0.0  # the `monotonic()` before which a failed send is not repeated
@@ -111,18 +111,14 @@ class TrackerWriter(TimedWriter):
 
     @abstractmethod
     def connect(self, run: Run, known: Known) -> Known:
-        """Begin a run of the tracker, or continue the one in `known`.
+        """Begin a run of the tracker, or continue the run that `known` names.
 
         Returns:
             the run's id, and the last step of each name that the tracker has.
         """
 
     def had_before(self, known: Known) -> dict[str, int]:
-        """Return, for each name, the last step that the tracker had before `connect` was called.
-
-        Args:
-            known: the result of `connect`.
-        """
+        """Return, for each name, the last step that the tracker had before `connect` returned `known`."""
         return known.last
 
     @abstractmethod
@@ -184,8 +180,9 @@ class TrackerWriter(TimedWriter):
     def write_timed(self, events: list[Timed]) -> None:
         """Write events with the Unix time of each; a replay calls this with the times in the event log."""
         self._enqueue_and_send(events)
+        # the bus accepts no more failures than this delivery has events
         refused, self._refused = self._refused[: len(events)], self._refused[len(events) :]
-        if refused:  # the bus accepts no more failures than this delivery has events
+        if refused:
             raise Unencodable(refused, of=len(events))
 
     def _enqueue_and_send(self, events: list[Timed]) -> None:
@@ -196,8 +193,8 @@ class TrackerWriter(TimedWriter):
         """
         self._untaken += len(events)
         for timestamp, event in events:
-            if (new := self._without_sent(event)) is not None:
-                self._pending.append(Timed(timestamp, new))
+            if (unsent := self._without_sent(event)) is not None:
+                self._pending.append(Timed(timestamp, unsent))
         if not self._error or monotonic() >= self._retry_at:
             self._try_to_send()
         if len(self._pending) > BACKLOG:
@@ -244,7 +241,7 @@ class TrackerWriter(TimedWriter):
     def _without_sent(self, event: Event) -> Event | None:
         """Return an event without the values that were sent in an earlier training, or None if none remains.
 
-        Its values are recorded as sent.
+        The remaining values are recorded as sent.
         """
         self._outcome.receive(event)
         match event:
@@ -257,7 +254,7 @@ class TrackerWriter(TimedWriter):
         return event
 
     def _new_scalars(self, event: ScalarsLogged) -> ScalarsLogged | None:
-        """Return an event with only the numbers that were not sent before, or None without any."""
+        """Return an event with only the numbers that were not sent before, or None if all were sent."""
         scalars = {}
         for name, value in event.scalars.items():
             key = f"{event.mode}/{name}"
@@ -276,6 +273,7 @@ class TrackerWriter(TimedWriter):
         return True
 
     def _begin_training(self) -> None:
+        """Let the training that begins send no step that was sent before."""
         self._sent_before = dict(self._known.last)
 
     def _send_logged(self, start: int) -> None:
@@ -289,7 +287,7 @@ class TrackerWriter(TimedWriter):
         self._begin_training()  # the training that resumes must not send these steps again
 
     def _can_send(self, event: Event) -> bool:
-        """Return False for a checkpoint that was sent already, or that no longer exists; else True."""
+        """Return whether an event can be sent: a checkpoint only if it exists and was not sent before."""
         if not isinstance(event, CheckpointSaved):
             return True
         sent_iter = self._known.last.get(key_of_checkpoint(event), -1)
@@ -326,7 +324,7 @@ class TrackerWriter(TimedWriter):
         self._save_state()
 
     def _drop_pending(self) -> UnavailableError:
-        """Drop the pending events, and return the error to raise, which counts them."""
+        """Drop the pending events, and return the error to raise, which has their number."""
         count, self._pending = len(self._pending), []
         reason = self._error
         if reason == self._logged_error and len(reason) > SHORT:

@@ -26,7 +26,7 @@ _LONG = 6
 
 
 class Setting(NamedTuple):
-    """A value, and the name of the argument or environment variable that it comes from."""
+    """A value, and the name of the argument or environment variable that has it."""
 
     value: str
     source: str
@@ -110,7 +110,8 @@ def masked(text: str, secrets: Iterable[str]) -> str:
 
     A secret of less than 6 characters is replaced only in `name: secret`, `name=secret` and `user:secret@`.
     """
-    for secret in filter(None, secrets):
+    # the longest first: a shorter secret may be a part of it, and would leave the rest readable
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
         for form in {secret, unquote(secret)}:
             pattern = re.escape(form)
             if len(form) < _LONG:

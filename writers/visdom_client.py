@@ -35,7 +35,7 @@ class RefusedError(Exception):
 
     Args:
         text: the message.
-        too_large: whether it refuses the number of points in one request, not the points themselves.
+        too_large: whether the server refuses the number of points in one request, not the points themselves.
     """
 
     def __init__(self, text: str, *, too_large: bool = False) -> None:
@@ -84,7 +84,7 @@ class Panels:
         session = importlib.import_module("requests").Session()
         session.request = partial(session.request, timeout=timeout)
         session.hooks["response"].append(self._refuse_errors)
-        self._status = 0  # of the last answer
+        self._status = 0  # the HTTP status of the last answer; 0 before the answer to a request
         self._client._session = session
         self._credentials = None
         if username is not None:

@@ -199,7 +199,10 @@ class VisdomWriter(Writer):
     # --- receiving values ----------------------------------------------------------------------------------
 
     def _begin_training(self, start: int) -> None:
-        """Drop the pending points of steps after `start`, the iteration at which a training begins."""
+        """Drop the points of steps after `start`, the iteration at which a training begins.
+
+        Pending points are dropped here, and the points on the server at the next draw of each curve.
+        """
         for points in self._pending.values():
             for step in [step for step in points if step > start]:
                 del points[step]
@@ -222,14 +225,15 @@ class VisdomWriter(Writer):
             self._pending.setdefault(name, {})[event.step] = drawn_value
 
     def _smoothed(self, name: Name, step: int, value: float) -> float:
-        """Return the median of the curve's finite values in the window; NaN and the infinities unchanged."""
+        """Return the median of the finite values in the last `window_size` steps; or NaN and infinity."""
         recent = self._recent.setdefault(name, deque())
         recent.append((step, value))
         while recent[0][0] <= step - self.window_size:
             recent.popleft()
         if not math.isfinite(value):
             return value
-        return median(other for other_step, other in recent if math.isfinite(other) and other_step <= step)
+        until_step = [recent_value for recent_step, recent_value in recent if recent_step <= step]
+        return median(filter(math.isfinite, until_step))
 
     # --- drawing -------------------------------------------------------------------------------------------
 
@@ -305,7 +309,7 @@ class VisdomWriter(Writer):
         self._trimmed.add(name)
 
     def _lost(self) -> ConnectionError:
-        """Return the error to raise when points are not drawn; it counts them."""
+        """Return the error about the points that are not drawn, with their number."""
         error = ConnectionError(f"{self._waiting} points were not drawn: {self._error}")
         error.__cause__ = self._error
         return error
@@ -354,7 +358,7 @@ def _check_texts(*, optional: bool = False, **texts: Any) -> None:
 
 
 def _check_keys(keys: Any) -> frozenset[str] | None:
-    """Return `interested_keys` as a set, or None; raise an error if it is empty or has other than texts."""
+    """Return `interested_keys` as a set, or None; raise an error if it is empty or not of texts."""
     if keys is None:
         return None
     if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):

@@ -33,8 +33,8 @@ def check_environment(lib: Any) -> None:
 
 def _without_secrets(value: str) -> str:
     """Return a text with `***` for a login before "@" and for a query after "?", as in a URL."""
-    _, at_sign, rest = value.rpartition("@")
-    address, question_mark, _ = rest.partition("?")
+    _, at_sign, after_login = value.rpartition("@")
+    address, question_mark, _ = after_login.partition("?")
     return ("***@" if at_sign else "") + address + ("?***" if question_mark else "")
 
 

@@ -90,13 +90,15 @@ def _records(data: bytes, offset: int) -> Iterator[bytes]:
         if block_rest < _PREFIX:  # no record's header begins in the last 6 bytes of a block
             position += block_rest
             continue
-        _, size, kind = struct.unpack_from("<IHB", data, position)
+        _, size, record_type = struct.unpack_from("<IHB", data, position)
         position += _PREFIX
-        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or position + size > len(data):
+        if record_type not in (_FULL, _FIRST, _MIDDLE, _LAST) or position + size > len(data):
             return
         fragment = data[position : position + size]
         position += size
-        record = fragment if kind in (_FULL, _FIRST) else record + fragment
-        has_begin = kind == _FULL or len(record) > size  # the part may begin within a record
-        if kind in (_FULL, _LAST) and has_begin:
+        record = fragment if record_type in (_FULL, _FIRST) else record + fragment
+        has_begin = (
+            record_type == _FULL or len(record) > size
+        )  # False if the first fragment is before `offset`
+        if record_type in (_FULL, _LAST) and has_begin:
             yield record

@@ -145,7 +145,7 @@ class WandbWriter(TrackerWriter):
         self._next_row: int | None = None  # W&B's number of the next row, if wandb does not know it
 
     def connect(self, run: Run, known: Known) -> Known:
-        """Begin a run of W&B or continue the one in `known`.
+        """Begin a run of W&B or continue the run that `known` names.
 
         Returns:
             the run's id, and the last step of each name in wandb's files and of each checkpoint.
@@ -221,7 +221,7 @@ class WandbWriter(TrackerWriter):
                 self._send_checkpoint(event)
 
     def end(self, status: str) -> None:
-        """Finish the run, which uploads the rest, and wait until its file is complete."""
+        """Finish the run, which uploads all remaining data, and wait until its file is complete."""
         run, self._run = self._run, None
         if run is None:
             return
@@ -278,6 +278,7 @@ class WandbWriter(TrackerWriter):
                 self._run.summary.update({f"best/{key}": row[key], f"best/{key}_step": step})
 
     def _is_best(self, key: str, value: Any) -> bool:
+        """Return whether a value is a number that is better than the best so far of the metric `key`."""
         if not isinstance(value, int | float) or isnan(value):
             return False
         best = self._best.get(key)

@@ -48,12 +48,12 @@ class Writer:
         flush()                        when the bus is flushed: make written events visible to readers
         close()                        once, also after an error in write
 
-    A writer imports its library in its constructor, so that a missing library raises where the writer is
-    constructed, and a run without the writer does not load it. It never receives the trainer, a tensor or a
+    A writer imports its library in its constructor, so that a missing library raises an error there, and a
+    run without the writer does not load the library. A writer never receives the trainer, a tensor or a
     queue.
 
-    The attributes below set which events it receives and how. Set them on the class or on one writer. A wrong
-    attribute or method signature raises where the class is defined, or where the writer is attached.
+    The attributes below set which events a writer receives and how. Set them on the class or on one writer. A
+    wrong attribute or method signature raises an error where the class is defined or the writer is attached.
 
     A writer that computes much in Python can run in a worker process: set `offload = "process"`, or "auto"
     for a process where that is possible and a thread otherwise. The process constructs its own writer from
@@ -88,7 +88,7 @@ class Writer:
 
     "raise" raises it on the training thread; see `Bus.subscribe`."""
     name: str | None = None
-    """The name in reports, by default that of the class. Two writers of a class on a bus need two names."""
+    """The name in reports, by default the class name. Two writers of one class on a bus need two names."""
 
     secret_arguments: ClassVar[tuple[str, ...]] = ()
     """Names of the constructor's keyword arguments, such as keys, that must not be written to a file."""
@@ -257,15 +257,18 @@ class Writer:
         return False
 
     def _open_once(self) -> None:
+        """Call `open` before the first delivery, on the thread or in the process that writes."""
         if not self._opened:
             self.open(self._get_run())
             self._opened = True
 
     def _flush(self) -> None:
+        """Call `flush`, unless no event has opened the writer."""
         if self._opened:
             self.flush()
 
     def _close(self) -> None:
+        """Call `close` once, unless no event has opened the writer; a later event opens it again."""
         if self._opened:
             self._opened = False
             self.close()
@@ -314,6 +317,7 @@ class TimedWriter(Writer, ABC):
             super().write_batch(events)
 
     def _deliver(self, delivery: Any) -> None:
+        """Write a delivery of the bus: events with their times, or as in `Writer` without times."""
         if isinstance(delivery, list) and isinstance(delivery[0], Timed):
             self._open_once()
             self.write_timed(delivery)
@@ -324,8 +328,8 @@ class TimedWriter(Writer, ABC):
 def _storing_arguments(init: Callable[..., None]) -> Callable[..., None]:
     """Wrap a constructor so that it stores its arguments in `_made_with`.
 
-    If a subclass's constructor calls it, the stored arguments are those of the subclass. An unknown
-    argument raises a TypeError that suggests the right one.
+    If the constructor of a subclass calls the wrapped constructor, the stored arguments are those of the
+    subclass. An unknown argument raises a TypeError that suggests the right one.
     """
     checked_init = knowing_others(init) if isinstance(init, FunctionType) else init
 

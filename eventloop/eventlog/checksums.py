@@ -39,7 +39,7 @@ class Checksums:
 
     def _up_to(self, file: BinaryIO | FileIO, position: int) -> int:
         """Return the checksum of the bytes from `begin` to `position`."""
-        strides, rest = divmod(position - self._begin, _STRIDE)
+        strides, rest_bytes = divmod(position - self._begin, _STRIDE)
         stored, descriptor = self._stored, file.fileno()
         while len(stored) <= strides:
             block = os.pread(descriptor, _BLOCK, self._begin + (len(stored) - 1) * _STRIDE)
@@ -47,16 +47,21 @@ class Checksums:
                 block = block.ljust(_STRIDE, b"\0")
             for stride_end in range(_STRIDE, len(block) + 1, _STRIDE):
                 stored.append(crc32(block[stride_end - _STRIDE : stride_end], stored[-1]))
-        return crc32(os.pread(descriptor, rest, self._begin + strides * _STRIDE), stored[strides])
+        return crc32(os.pread(descriptor, rest_bytes, self._begin + strides * _STRIDE), stored[strides])
 
 
 def _after_bytes(difference: int, length: int) -> int:
     """Return the xor of two checksums after the same `length` bytes are appended to both byte strings.
 
-    It depends only on the length and on `difference`, the xor of the checksums before.
+    The result is the same for any appended bytes, so it is computed for zero bytes: one block at a time would
+    be slow, so tables apply 1, 2, 4, 8, ... blocks at once.
+
+    Args:
+        difference: the xor of the two checksums before the bytes are appended.
+        length: the number of appended bytes.
     """
-    blocks, rest = divmod(length, len(_ZEROS))
-    difference = crc32(_ZEROS[:rest], difference) ^ crc32(_ZEROS[:rest])
+    blocks, rest_bytes = divmod(length, len(_ZEROS))
+    difference = crc32(_ZEROS[:rest_bytes], difference) ^ crc32(_ZEROS[:rest_bytes])
     power = 0
     while blocks:
         if blocks & 1:
@@ -73,25 +78,25 @@ def _tables(power: int) -> tuple[list[int], ...]:
     The tables have the result for each value of the first, second, third and fourth byte of a difference.
     """
     if power:
-        half = _tables(power - 1)
-        bits = [_lookup(half, _lookup(half, 1 << bit)) for bit in range(32)]
+        half = _tables(power - 1)  # applied twice, they double the number of blocks
+        results_of_bits = [_lookup(half, _lookup(half, 1 << bit)) for bit in range(32)]
     else:
-        bits = [crc32(_ZEROS, 1 << bit) ^ crc32(_ZEROS) for bit in range(32)]
+        results_of_bits = [crc32(_ZEROS, 1 << bit) ^ crc32(_ZEROS) for bit in range(32)]
     tables = []
-    for first in range(0, 32, 8):
-        table = [0]
-        for bit in bits[first : first + 8]:
-            table += [value ^ bit for value in table]
+    for lowest_bit in range(0, 32, 8):
+        table = [0]  # the result for a byte is the xor of the results for its bits
+        for result in results_of_bits[lowest_bit : lowest_bit + 8]:
+            table += [lower_bits ^ result for lower_bits in table]
         tables.append(table)
     return tuple(tables)
 
 
 def _lookup(tables: tuple[list[int], ...], difference: int) -> int:
     """Return the xor of the entries of four tables for the four bytes of a difference, the lowest first."""
-    first, second, third, fourth = tables
+    table_0, table_1, table_2, table_3 = tables
     return (
-        first[difference & 255]
-        ^ second[difference >> 8 & 255]
-        ^ third[difference >> 16 & 255]
-        ^ fourth[difference >> 24]
+        table_0[difference & 255]
+        ^ table_1[difference >> 8 & 255]
+        ^ table_2[difference >> 16 & 255]
+        ^ table_3[difference >> 24]
     )

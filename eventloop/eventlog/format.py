@@ -36,11 +36,11 @@ MAGIC = b"\x89evl\r\n\x1a\n"
 VERSION = 1
 """The version of the format."""
 HEADER = MAGIC + struct.pack("<I", VERSION)
-"""The first bytes of a log."""
+"""The first bytes of a log: `MAGIC` and the version."""
 MARK = b"\xc1evl"
 """The first bytes of each frame, by which a reader finds the next frame after damage; not valid msgpack."""
 FRAME = struct.Struct("<III")
-"""The header of a frame: mark, length and checksum."""
+"""The header of a frame: mark, length and checksum, each a little-endian uint32."""
 SHORTEST = 6
 """The least number of bytes of a payload: the head of an array, and one byte for each of its items."""
 RUN_TAG = "$run"
@@ -63,7 +63,10 @@ class EventRecord(msgspec.Struct, Generic[T], array_like=True, gc=False, frozen=
     sequence: int
     """The number of the event: 0 for the first one of the file; a resumed run continues the count."""
     time: float
-    """The time of the emit in seconds since 1970; for an event from a spill file that of an earlier event."""
+    """When the event was emitted, in seconds since 1970.
+
+    An event that came from a spill file has the time of an earlier event, because the file has no times.
+    """
     rank: int
     """The rank of the process that wrote the record."""
     event: T

@@ -25,9 +25,12 @@ from eventloop.eventlog.format import (
 )
 
 LARGEST_SEQUENCE = 1 << 62
-"""The largest sequence number after which a log is continued."""
+"""The largest sequence number after which a log is continued; a larger one cannot be a count of events."""
 BLOCK = 1 << 16
-"""The number of bytes read at once; they fit into the processor's cache, so a replay is a sixth faster."""
+"""The number of bytes read at once.
+
+They fit into the processor's cache, which makes a replay a sixth faster than with larger blocks.
+"""
 
 
 class Frames:
@@ -49,10 +52,10 @@ class Frames:
         block = file.read(min(BLOCK, self._size - position))
         if len(block) >= FRAME.size:
             mark, length, _ = FRAME.unpack_from(block)
-            missing = FRAME.size + length - len(block)
-            is_larger = mark == MARK_NUMBER and 0 < missing <= self._size - position - len(block)
+            missing_bytes = FRAME.size + length - len(block)
+            is_larger = mark == MARK_NUMBER and 0 < missing_bytes <= self._size - position - len(block)
             if is_larger and (self._checksums is None or self._is_intact(file, position, block)):
-                block += file.read(missing)
+                block += file.read(missing_bytes)
         return block
 
     def next_from(self, file: BinaryIO | FileIO, position: int) -> int | None:
@@ -65,9 +68,8 @@ class Frames:
         while position < self._size:
             file.seek(position)
             block = file.read(min(BLOCK, self._size - position))
-            header_limit = (
-                len(block) - FRAME.size + 1
-            )  # a header that begins here or later is cut in this block
+            # a header that begins at this offset or later is not complete in this block
+            header_limit = len(block) - FRAME.size + 1
             if header_limit <= 0:
                 return None
             offset = block.find(MARK)

@@ -70,7 +70,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def from_json_value(value: Any) -> Any:
-    """Return the value from which `to_json_value` made this one, except that tuples become lists."""
+    """Convert a result of `to_json_value` back to its original value; tuples have become lists."""
     match value:
         case str() if LIKE_A_NUMBER.fullmatch(value):
             return NUMBERS[value] if value in NUMBERS else value[1:]

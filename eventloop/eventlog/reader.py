@@ -40,7 +40,10 @@ from eventloop.util.checks import check_choice
 _ARRAY_OF_5 = 0x95
 """The first byte of a msgpack array of five items."""
 _FIXSTR, _STR8 = 0xA0, 0xD9
-"""The first byte of a msgpack text of up to 31 bytes, less its length, and of a text of up to 255 bytes."""
+"""The first bytes of texts in msgpack: 0xA0 plus the length for up to 31 bytes, 0xD9 for up to 255 bytes.
+
+The second form has the length in its second byte.
+"""
 NAMELESS = "without a name"
 """The key under which `EventReader.unreadable` counts records that do not begin with the name of an event."""
 
@@ -85,9 +88,10 @@ def find_log(run: str | PathLike[str]) -> Path:
 
 
 class EventReader(Iterator[EventRecord[Event]]):
-    """Iterate over the records that a log has when it is opened, in order; `read_events` has the arguments.
+    """Iterate over the records that a log has when it is opened, in order.
 
-    If a run continues to write the log, a later reader can continue from the `position` of this one.
+    `read_events` describes the arguments. If a run continues to write the log, a later reader that is created
+    with the `position` of this reader reads the records that follow.
     """
 
     def __init__(
@@ -144,18 +148,18 @@ class EventReader(Iterator[EventRecord[Event]]):
     def _records_in(self, block: bytes) -> tuple[list[EventRecord[Event]], int]:
         """Return the records of the intact frames at the begin of a block, and the end of the last frame.
 
-        It stops before the facts of another run.
+        All records of a list belong to one run, so this stops before the facts of another run.
         """
-        unpack, header, size, decoders = FRAME.unpack_from, FRAME.size, len(block), self._decoders
+        unpack, header_size, size, decoders = FRAME.unpack_from, FRAME.size, len(block), self._decoders
         records: list[EventRecord[Event]] = []
         position = 0
-        while size - position >= header:
+        while size - position >= header_size:
             mark, length, checksum = unpack(block, position)
-            end = position + header + length
-            payload = block[position + header : end]
+            end = position + header_size + length
+            payload = block[position + header_size : end]
             if mark != MARK_NUMBER or end > size or length < SHORTEST or crc32(payload, length) != checksum:
                 break
-            tag_type = payload[1]
+            tag_type = payload[1]  # payload[0] begins the array, and its first item is the tag
             tag_end = tag_type - _FIXSTR + 2 if tag_type < _STR8 else payload[2] + 3
             key = payload[:tag_end]
             decode = decoders.get(key) or self._new_decoder(key)
@@ -286,7 +290,7 @@ def _skip(payload: object) -> None:
 
 
 def _has_tag(key: bytes) -> bool:
-    """Return whether the first bytes of a payload are the head of an array of five items, and a whole tag."""
+    """Return whether the bytes `key` of a payload begin an array of five items and have the whole tag."""
     if len(key) < 3 or key[0] != _ARRAY_OF_5 or not _FIXSTR < key[1] <= _STR8:
         return False
     expected_length = key[2] + 3 if key[1] == _STR8 else key[1] - _FIXSTR + 2
@@ -294,7 +298,7 @@ def _has_tag(key: bytes) -> bool:
 
 
 def _tag(key: bytes) -> str:
-    """Return the tag in the first bytes of a payload."""
+    """Return the tag, given the bytes of a payload up to the tag's end."""
     begin = 2 if key[1] < _STR8 else 3
     return key[begin:].decode(errors="replace")
 

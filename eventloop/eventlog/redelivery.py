@@ -3,8 +3,8 @@
     eventloop replay runs/digits          # delivers the events in runs/digits/undelivered
 
 In Python, `replay(log, onto)` delivers such a log to a bus or to any writer. The event that a subscriber was
-handling at the end is delivered again. If an interrupt or an error of the writer ends a delivery, the next
-delivery continues after it. After a kill, the next delivery begins again.
+handling at the end of the run is delivered again. If an interrupt or an error of the writer ends a delivery,
+the next delivery continues after the last delivered event. After a kill, the next delivery begins again.
 """
 
 from __future__ import annotations
@@ -141,13 +141,13 @@ class _RemainingReader(EventReader):
         self._delivered = delivered
 
     def blocks(self) -> Iterator[list[EventRecord[Event]]]:
-        """Yield the remaining records in lists, with a `run.start_iter` after the delivered ones."""
+        """Yield the remaining records in lists, and set `run.start_iter` to the last delivered step."""
         for records in super().blocks():
             skipped = sum(record.sequence < self._delivered for record in records)
             if self.run is not None and skipped:
                 # a writer removes the rows after `start_iter`, but must not remove those of delivered events
-                steps = [step_of(record.event) for record in records[:skipped]]
-                start = max(self.run.start_iter, *steps)
+                delivered_steps = [step_of(record.event) for record in records[:skipped]]
+                start = max(self.run.start_iter, *delivered_steps)
                 self.run = msgspec.structs.replace(self.run, start_iter=start)
             if skipped < len(records):
                 yield records[skipped:]

@@ -48,7 +48,7 @@ class Loss(msgspec.Struct, frozen=True):
     dropped: int = 0
     """The number of events that the subscriber never received: its queue was full, or it had ended."""
     error: str = ""
-    """The subscriber's last error, and whether the error ended it."""
+    """The subscriber's last error, and whether this error ended the subscriber."""
 
     def __str__(self) -> str:
         parts = []
@@ -266,8 +266,8 @@ def _lost_since(before: list[SubscriptionStats], after: list[SubscriptionStats])
 def _drain(bus: Bus, emitted: int) -> None:
     """Wait until the background subscribers have processed the emitted events.
 
-    `bus.flush` would call `flush` of the writers, which some take for the end of a run. The bus ends a
-    subscriber that hangs for its `stall_timeout`.
+    `bus.flush` would also call `flush` of the writers, which some writers take for the end of a run. A
+    subscriber that hangs cannot block this loop for ever, because the bus ends it after its `stall_timeout`.
 
     Args:
         bus: the bus.
@@ -327,10 +327,10 @@ def _named(description: str, counts: dict[str, int]) -> str:
 
 
 def _of_kinds(number: int) -> str:
-    """Return "1 of a kind" or "2 of kinds"."""
+    """Return the begin of a text about left out events: "1 of a kind" or, for example, "2 of kinds"."""
     return f"{number:,} of {'a kind' if number == 1 else 'kinds'}"
 
 
 def _count(number: int, noun: str) -> str:
-    """Return "1 event" or "2 events" for the noun "event"."""
+    """Return a number with its noun, such as "1 event" or "2 events" for the noun "event"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

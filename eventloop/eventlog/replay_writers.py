@@ -111,9 +111,9 @@ def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:
     """
     if run is not None:
         return msgspec.structs.replace(run, work_dir=str(work_dir), trainer_id="")
-    first = events[0]
+    first_event = events[0]
     return Run(
         work_dir=str(work_dir),
-        max_iters=getattr(first, "max_iters", None),
-        max_epochs=getattr(first, "max_epochs", None),
+        max_iters=getattr(first_event, "max_iters", None),
+        max_epochs=getattr(first_event, "max_epochs", None),
     )

@@ -70,7 +70,7 @@ def store_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
 
 
 class _Undelivered:
-    """Store the undelivered events of a run, with a log for each subscriber."""
+    """Store the undelivered events of a run, in one log for each subscriber."""
 
     def __init__(self, facts: CurrentRun, writers: list[Any]) -> None:
         self._facts = facts
@@ -114,8 +114,8 @@ class _Undelivered:
                 constructor, _ = writer.worker_recipe()
                 with suppress(TypeError, ValueError):  # JSON cannot represent an argument
                     args, kwargs = _public_arguments(constructor, cls.secret_arguments)
-                    plain = msgspec.json.decode(msgspec.json.encode([args, kwargs], enc_hook=_plain_value))
-                    return Recipe(name, cls.__name__, cls.__module__, *plain)
+                    encoded = msgspec.json.encode([args, kwargs], enc_hook=_plain_value)
+                    return Recipe(name, cls.__name__, cls.__module__, *msgspec.json.decode(encoded))
         return Recipe(name)
 
 
@@ -177,9 +177,10 @@ def _write(path: Path, run: Run, events: Iterable[Event]) -> None:
     encode = msgspec.msgpack.Encoder(enc_hook=_plain_value).encode
     count, unencodable = 0, set()
     with replacing(path) as file:
-        for event in events:
-            if not count:
-                # a writer removes the rows after `start_iter`, which are only those of undelivered events
+        for position, event in enumerate(events):
+            if position == 0:
+                # a writer that continues a file removes the rows after `start_iter`: with the step of the
+                # first undelivered event, it keeps the rows of all events that were delivered
                 start = max(run.start_iter, step_of(event))
                 facts = msgspec.structs.replace(run, start_iter=start)
                 file.write(HEADER + _record(_encoded(encode, (RUN_TAG, 0, time.time(), run.rank, facts))))

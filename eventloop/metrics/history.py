@@ -75,8 +75,8 @@ class HistoryBuffer:
         pairs = self.values()
         if not pairs:
             return []
-        first = pairs[-1][1] - iterations + 1
-        return [value for value, iteration in pairs if iteration >= first]
+        first_iteration = pairs[-1][1] - iterations + 1
+        return [value for value, iteration in pairs if iteration >= first_iteration]
 
     def median(self, iterations: int) -> float:
         """Return the median over the last `iterations` iterations.

@@ -44,7 +44,7 @@ class Medium(msgspec.Struct, frozen=True):
 
         Args:
             limits: the limits of the run, which are fields of the event.
-            warned: names of images for which a warning was logged; the name of this one may be added.
+            warned: names of images for which a warning was logged; the name of this image may be added.
         """
         position = self.position
         event_type: type[ImageLogged | HistogramLogged]
@@ -67,7 +67,7 @@ class Medium(msgspec.Struct, frozen=True):
         )
 
     def _pixels(self, warned: set[str]) -> Any:
-        """Return the image as a uint8 array; warn, once a name, if it has floats outside of [0, 1]."""
+        """Return the image as a uint8 array; warn once per name if the image has floats outside of [0, 1]."""
         if self.tensor.dtype == torch.uint8:
             return self.tensor.numpy()
         image = np.nan_to_num(self.tensor.float().numpy(), nan=0.0, posinf=inf, neginf=-inf)
@@ -137,14 +137,14 @@ class PendingMedia:
 
     def __init__(self) -> None:
         self._media: list[Medium] = []
-        self._devices: set[torch.device] = set()  # the CUDA devices that they are copied from
+        self._devices: set[torch.device] = set()  # the CUDA devices from which `_media` are copied
         self._warned: set[str] = set()  # names of images for which a warning was logged
 
     def __len__(self) -> int:
         return len(self._media)
 
     def add(self, medium: Medium, source: object) -> None:
-        """Append an image or histogram; `source` is the tensor or array from which its tensor is copied."""
+        """Append an image or histogram; `source` is the tensor or array that is copied to `medium.tensor`."""
         self._media.append(medium)
         if isinstance(source, torch.Tensor) and source.is_cuda:
             self._devices.add(source.device)

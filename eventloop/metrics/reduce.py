@@ -42,7 +42,7 @@ A process that ends during a collective may wait as long, because gloo cannot ca
 LAST = (1 << 40) - 1
 """The iteration number for the last packet of a training, larger than that of any other packet."""
 _RUN = 1 << 40
-"""The factor of the number of the run in the order number of a packet."""
+"""The factor of the run in the order number of a packet, which is `run * _RUN + iteration`."""
 
 
 class Work(Protocol):
@@ -141,7 +141,7 @@ class Reduced:
 
 
 class Reducer:
-    """Reduce the packets of one trainer over the ranks.
+    """Reduce the logged values in the packets of one trainer over the ranks.
 
     The background calls `advance`, and the training thread all other public methods.
 
@@ -152,17 +152,17 @@ class Reducer:
 
     def __init__(self, maxima: Sequence[str]) -> None:
         self._maxima = frozenset(maxima)
-        self._groups = tuple(f"{name}/" for name in maxima)
-        self._ranks: Ranks | None = None
-        self._world: Any = None
+        self._maxima_prefixes = tuple(f"{name}/" for name in maxima)
+        self._ranks: Ranks | None = None  # None if values are not reduced
+        self._world: Any = None  # torch's group of all ranks at the last call of `join`
         self._rank = 0
-        self._run = 0
+        self._run = 0  # the number of trainings whose last packet was posted
         self._queue: deque[Reduced] = deque()  # the posted packets that wait for an exchange
         self._exchange: Generator[None, None, None] | None = None  # the exchange in progress
-        self._one_by_one = False  # whether the next exchange is of one packet
+        self._one_by_one = False  # whether the next exchange includes only one packet
         self._exchange_began = 0.0  # the `monotonic()` of the begin of the exchange in progress
         self._deadline = inf  # the `monotonic()` after which packets no longer wait
-        self._warned: set[str] = set()
+        self._warned: set[str] = set()  # the subjects of the warnings that were logged
         # `advance` may be called on two threads: a bus that closes or is full calls it on another one
         self._advancing = threading.Lock()
 
@@ -283,19 +283,20 @@ class Reducer:
         if self._one_by_one:
             del ready[1:]
         last_order = max(reduced.order for reduced in ready)
-        while True:
+        while True:  # until all ranks have the same last packet
             rows = [row for reduced in ready for row in reduced.packet.resolve() if _is_training(row)]
-            (first, last), (least, greatest) = yield from _ranges(ranks, last_order, self._digest(rows))
-            if first == last:
+            orders, digests = yield from _ranges(ranks, last_order, self._digest(rows))
+            (first_of_orders, last_of_orders), (least_digest, greatest_digest) = orders, digests
+            if first_of_orders == last_of_orders:
                 break
-            last_order = first
+            last_order = first_of_orders
             ready = [reduced for reduced in ready if reduced.order <= last_order]
-        is_equal = least == greatest
-        if not is_equal and not self._one_by_one:
+        same_names = least_digest == greatest_digest
+        if not same_names and not self._one_by_one:
             self._one_by_one = True
             return
         self._one_by_one = False
-        if not is_equal:
+        if not same_names:
             self._warn(
                 "own",
                 f"rank {self._rank} logs its own metrics up to iteration {last_order % _RUN}: not every "
@@ -313,8 +314,8 @@ class Reducer:
 
     def _digest(self, rows: list[Row]) -> int:
         """Return a hash of the names and iterations in rows, and of `maxima`; ranks compare their hashes."""
-        positions = [(row.name_set.names, row.iteration, row.phase.trains) for row in rows]
-        text = repr((sorted(self._maxima), positions)).encode()
+        names_and_steps = [(row.name_set.names, row.iteration, row.phase.trains) for row in rows]
+        text = repr((sorted(self._maxima), names_and_steps)).encode()
         return int.from_bytes(blake2b(text, digest_size=7).digest())
 
     def _values(self, rows: list[Row]) -> tuple[list[float], list[bool]]:
@@ -323,7 +324,7 @@ class Reducer:
         for row in rows:
             values += row.values if isinstance(row.values, list) else (row.values,)  # type: ignore[arg-type]
         names = (name for row in rows for name in row.name_set.names)
-        return values, [name in self._maxima or name.startswith(self._groups) for name in names]
+        return values, [name in self._maxima or name.startswith(self._maxima_prefixes) for name in names]
 
     def _is_overdue(self, reduced: Reduced) -> bool:
         """Return whether the exchange takes too long; `reduced` is then logged with this rank's values."""
@@ -347,7 +348,7 @@ class Reducer:
 
 
 def _ranges(ranks: Ranks, *numbers: int) -> Generator[None, None, list[tuple[int, int]]]:
-    """Return the minimum and the maximum over the ranks of each number; yields during the collective."""
+    """Return the minimum and the maximum of each number over the ranks; yields until they are known."""
     # one `all_reduce` gives both, because the maximum of the negated numbers is the negated minimum
     signed = torch.tensor([[-number, number] for number in numbers], device="cpu")
     yield from _completion(ranks.all_reduce(signed, maximum=True))
@@ -364,19 +365,19 @@ def _reduce(ranks: Ranks, values: list[float], maxima: list[bool]) -> Generator[
         values: the values of this rank, in the same order on all ranks.
         maxima: for each value, whether its maximum is returned, not its mean.
     """
-    own = torch.tensor(values, dtype=torch.float64, device="cpu")
+    own_values = torch.tensor(values, dtype=torch.float64, device="cpu")
     is_maximum = torch.tensor(maxima, device="cpu")
     # a value that is reduced to its maximum enters the sum only if it is NaN, which gloo's maximum may ignore
-    total = own.masked_fill(is_maximum & ~own.isnan(), 0.0)
-    largest = own[is_maximum].nan_to_num(-torch.inf, torch.inf, -torch.inf)
-    works = [ranks.all_reduce(total)]
+    total = own_values.masked_fill(is_maximum & ~own_values.isnan(), 0.0)
+    largest = own_values[is_maximum].nan_to_num(-torch.inf, torch.inf, -torch.inf)
+    works = [ranks.all_reduce(total)]  # replaces the values of `total` by their sums
     if len(largest):
         works.append(ranks.all_reduce(largest, maximum=True))
     yield from _completion(*works)
     mean = total / ranks.size
     # a value that is equal on all ranks stays exact: the sum of three 0.1, divided by 3, is not 0.1
     rounding = torch.finfo(torch.float64).eps * ranks.size
-    mean = torch.where((mean - own).abs() <= rounding * own.abs(), own, mean)
+    mean = torch.where((mean - own_values).abs() <= rounding * own_values.abs(), own_values, mean)
     mean[is_maximum] = torch.where(total[is_maximum].isnan(), torch.nan, largest)
     return mean.tolist()
 

@@ -51,7 +51,7 @@ class Phase(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     mode: str
     trains: bool
-    """Whether values belong to the running iteration, so that `step` is `iteration + 1`; else `iteration`."""
+    """Whether values belong to the running iteration, which `step` then counts as completed."""
 
     def at(self, iteration: int) -> Position:
         """Return the position of an iteration in this phase."""
@@ -80,7 +80,7 @@ class Row(msgspec.Struct, gc=False):
 
     @property
     def step(self) -> int:
-        """Return the number of completed iterations that the values belong to."""
+        """Return the number of completed iterations, including the running one for values within it."""
         return self.iteration + self.phase.trains
 
     @property
@@ -161,11 +161,11 @@ def _single_value_rows(rows: list[Row]) -> list[Row]:
     single_names = {
         name: NameSet((name,), row.name_set.smooth) for row in rows for name in row.name_set.names
     }
-    result = []
+    single_rows = []
     for row in rows:
         for name, value in row.scalars().items():
-            result.append(Row(single_names[name], value, row.iteration, row.phase))
-    return result
+            single_rows.append(Row(single_names[name], value, row.iteration, row.phase))
+    return single_rows
 
 
 def put_by_two(rows: list[Row]) -> dict[str, int]:
@@ -178,23 +178,22 @@ def put_by_two(rows: list[Row]) -> dict[str, int]:
     Returns:
         the first such iteration of each name.
     """
-    count = Counter(
-        name for name_set in {row.name_set for row in rows} if name_set.smooth for name in name_set.names
-    )
-    shared = {name for name, name_sets in count.items() if name_sets > 1}
-    if not shared:
+    name_sets = {row.name_set for row in rows}
+    count = Counter(name for name_set in name_sets if name_set.smooth for name in name_set.names)
+    shared_names = {name for name, name_set_count in count.items() if name_set_count > 1}
+    if not shared_names:
         return {}
     iterations: dict[str, int] = {}
     first_put: dict[tuple[str, int], tuple[NameSet, float]] = {}  # by name and step
     for row in rows:
-        # in a validation two puts are no mistake: all its batches belong to one iteration
-        if row.phase.mode != "train" or shared.isdisjoint(row.name_set.names):
+        # in a validation two puts are no mistake, because all its batches belong to one iteration
+        if row.phase.mode != "train" or shared_names.isdisjoint(row.name_set.names):
             continue
         for name, value in row.scalars().items():
-            if name not in shared:
+            if name not in shared_names:
                 continue
-            first_names, first_value = first_put.setdefault((name, row.step), (row.name_set, value))
-            if first_names.names != row.name_set.names and value != first_value:
+            first_name_set, first_value = first_put.setdefault((name, row.step), (row.name_set, value))
+            if first_name_set.names != row.name_set.names and value != first_value:
                 iterations.setdefault(name, row.iteration)
     return iterations
 

@@ -16,7 +16,7 @@ import torch
 from eventloop.metrics.rows import Scalar
 from eventloop.state.sharded import refuse_sharded
 
-_WHOLE = frozenset(
+_INTEGER_TYPES = frozenset(
     {
         torch.bool,
         torch.uint8,
@@ -111,11 +111,12 @@ def not_a_mapping(name: str) -> TypeError:
 
 
 def _unsharded(name: str, value: torch.Tensor) -> torch.Tensor:
-    """Return the current value of a tensor as `own` does; raise a TypeError if it is a DTensor."""
+    """Return the current value of a tensor as `own` does; raise a TypeError if the tensor is a DTensor.
+
+    Reading a DTensor may be a collective, and perhaps only one rank puts the value.
+    """
     if type(value) is not torch.Tensor:
-        refuse_sharded(
-            f"scalar {name!r}", value
-        )  # to read a DTensor with a Partial placement is a collective
+        refuse_sharded(f"scalar {name!r}", value)
     return own(value)
 
 
@@ -127,8 +128,8 @@ def is_readable(value: Scalar) -> bool:
 def refuse_unreadable(names: Iterable[str], values: Iterable[Scalar]) -> None:
     """Raise a TypeError if a value is a tensor whose dtype, layout or device cannot be read as a float."""
     for name, value in zip(names, values, strict=True):
-        if isinstance(value, torch.Tensor) and (kind := unreadable_kind(value)):
-            raise TypeError(f"scalar {name!r} must be a real number, got {kind}")
+        if isinstance(value, torch.Tensor) and (reason := unreadable_kind(value)):
+            raise TypeError(f"scalar {name!r} must be a real number, got {reason}")
 
 
 def unreadable_kind(tensor: torch.Tensor) -> str:
@@ -141,7 +142,7 @@ def unreadable_kind(tensor: torch.Tensor) -> str:
         return f"{tensor.dtype}: put its real part, or its abs()"
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout}: put its to_dense()"
-    if not (tensor.dtype.is_floating_point or tensor.dtype in _WHOLE):  # elements of less than a byte
+    if not (tensor.dtype.is_floating_point or tensor.dtype in _INTEGER_TYPES):  # elements of less than a byte
         return f"{tensor.dtype}, whose elements cannot be read"
     return ""
 

@@ -82,7 +82,7 @@ class Statistic:
             return None
 
     def state_dict(self, pending: Iterable[Row]) -> dict[str, Any]:
-        """Return the state that the window would have with the values of the `pending` rows, too."""
+        """Return the state that the window would have if the values of the `pending` rows were added."""
         window = self.new_window()
         window.load_state_dict(self.window.state_dict())
         _add_values(self.source, window, pending)
@@ -149,16 +149,17 @@ class LogStatistics:
         return {entry.name: entry.state_dict(pending) for entry in self.entries}
 
     def loaded(self, state: Mapping[str, Any]) -> LogStatistics:
-        """Return new statistics with the values of a state; packets that are posted already use the old ones.
+        """Return new statistics with the values of a state.
 
-        A statistic that the state does not have starts without values, with a warning.
+        Packets that were posted before still use the old statistics. A statistic that the state does not have
+        starts without values, with a warning.
 
         Raises:
             CheckpointError: `state` is not the state of statistics.
         """
         saved = read_as(dict[str, dict[str, Any]], state, "LoggerHook cannot take its state")
         statistics = LogStatistics([entry.config for entry in self.entries])
-        if missing := [each.name for each in statistics.entries if not each.load(saved.get(each.name))]:
+        if missing := [entry.name for entry in statistics.entries if not entry.load(saved.get(entry.name))]:
             logger.warning(
                 "statistics of custom_cfg start without values: %s; the checkpoint has none of that "
                 "name, source and window",
@@ -212,6 +213,7 @@ class PacketWithStatistics:
         events: list[Event] = self._packet.events()
         self._statistics.add_posted(self)
         training_events = [e for e in events if isinstance(e, ScalarsLogged) and e.mode == "train"]
+        # by `id`, because an event with a dict is not hashable
         scalars = {id(event): dict(event.scalars) for event in training_events}
         for entry, result in self._results:
             if (number := entry.number(result)) is None:
@@ -221,8 +223,9 @@ class PacketWithStatistics:
                 for event in source_events:
                     del scalars[id(event)][entry.name]
             scalars[id(source_events[-1])][entry.name] = number
-        changed = [replace(e, scalars=scalars[id(e)]) if id(e) in scalars else e for e in events]
-        return [event for event in changed if not isinstance(event, ScalarsLogged) or event.scalars]
+        new_events = [replace(e, scalars=scalars[id(e)]) if id(e) in scalars else e for e in events]
+        # an event without scalars is left out: a statistic has replaced its only scalar in a later event
+        return [event for event in new_events if not isinstance(event, ScalarsLogged) or event.scalars]
 
 
 def refuse_epochs(entries: Iterable[Statistic], *, by_epoch: bool) -> None:

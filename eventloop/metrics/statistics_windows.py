@@ -110,6 +110,7 @@ class Running:
 
     def result(self) -> Result:
         """Return a function that returns the statistic of the present values."""
+        # computed now, because later values change the sums
         results = {
             "mean": self._sum / self._count,
             "min": self._least,
@@ -130,7 +131,7 @@ class Running:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the sums of a state.
+        """Load the count, the sum, the extremes, the last value and the epoch of a state.
 
         Raises:
             CheckpointError: `state` has another form.

@@ -39,7 +39,7 @@ PENDING_LIMIT = 16_384
 COLLECT_AT = PENDING_LIMIT // 2
 """The number of waiting rows above which `EventStorage.crowded` requests a `collect`."""
 CHECK_EVERY = 512
-"""The number of new rows after which the storage calls `_check_pending`."""
+"""The number of new rows after which the storage reads waiting CPU tensors and limits the waiting rows."""
 ENTERED: ContextVar[tuple[EventStorage, ...]] = ContextVar("eventloop_storages", default=())
 """The storages whose `with` block is active in this context, the innermost last."""
 
@@ -78,7 +78,7 @@ class EventStorage:
         at_least("start_iter", start_iter, 0)
         self.iter = start_iter
         self.inside = self.outside = self.phase = Phase(0, "train", trains=True)
-        """The phases of values within and between iterations, and the current one."""
+        """The phase of values within iterations, the phase between iterations, and the current phase."""
         self.stepped = False
         """Whether an evaluation that begins within an iteration begins after the optimizer's step."""
         self._set_phase(0, "train")
@@ -107,10 +107,10 @@ class EventStorage:
 
     def __exit__(self, *error: object) -> None:
         """Make `get_event_storage` return the outer storage again."""
-        entered = ENTERED.get()  # without this storage if a generator is closed in another context
+        entered = ENTERED.get()  # lacks this storage if a generator is closed in another context
         if self in entered:
-            last = len(entered) - 1 - entered[::-1].index(self)
-            ENTERED.set(entered[:last] + entered[last + 1 :])
+            position = len(entered) - 1 - entered[::-1].index(self)
+            ENTERED.set(entered[:position] + entered[position + 1 :])
 
     def step(self) -> None:
         """Increment the iteration in a loop without a trainer; later values belong to the next iteration."""
@@ -309,7 +309,7 @@ class EventStorage:
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, LatestValue]:
         """Return the last value of each name; waits for the device.
 
-        For a name with a smoothing hint it is the median of the last `window_size` iterations.
+        A name with a smoothing hint has the median of the last `window_size` iterations instead.
         """
         latest = self.latest()
         for name, (_, iteration) in latest.items():
@@ -338,9 +338,10 @@ class EventStorage:
         self._readings.read()
 
     def _read_all(self) -> None:
-        """Read all packets and rows; the rows stay and are logged at the end of their interval."""
+        """Read all values; those that no packet has yet are still logged at the end of their interval."""
         new_rows = self._rows[self._appended :]
         is_training = self.in_iteration and self.mode == "train" and threading.get_ident() == self.entered_in
+        # `device_reads` counts only the waits that delay a training iteration
         is_clocked = is_training and self._readings.waits(new_rows)
         with self.device_reads.clocked() if is_clocked else nullcontext():
             self._readings.read_with(new_rows)
@@ -372,7 +373,7 @@ class EventStorage:
         self._media.add(Medium(kind, self._prefix + name, self.phase.at(self.iter), on_host), source)
         if self._media.crowded and self.post_pending is not None:
             self.post_pending()
-        self._media.drop_excess()
+        self._media.drop_excess()  # unless `post_pending` has collected them
 
     def _check_pending(self) -> None:
         """Read the waiting tensors that are on the CPU, and limit the number of waiting rows."""

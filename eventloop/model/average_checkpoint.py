@@ -29,7 +29,7 @@ logger = logging.getLogger("eventloop")
 KEY = "ema_state_dict"
 """The key of a checkpoint under which the model's own weights and the number of updates are stored."""
 _PREFIX = "module."
-"""The prefix of the names of the own weights."""
+"""The prefix that the names of the model's own weights have under `KEY`."""
 
 
 def store(checkpoint: dict[str, Any], average: BaseAveragedModel, model: nn.Module, swap: Swap) -> None:
@@ -46,12 +46,12 @@ def store(checkpoint: dict[str, Any], average: BaseAveragedModel, model: nn.Modu
         with swap.undone(average.pairs_with(model)):
             own = {name: _clone(value) for name, value in model.state_dict().items()}
     average.sync_buffers(model)
-    averaged = average.module.state_dict()
-    state = dict(own)
+    averages = average.module.state_dict()
+    averaged_state = dict(own)  # values that are no tensors are the model's own
     for name, value in own.items():
-        if isinstance(value, torch.Tensor) and name in averaged:
-            state[name] = averaged[name]
-    checkpoint["state_dict"] = state
+        if isinstance(value, torch.Tensor) and name in averages:
+            averaged_state[name] = averages[name]
+    checkpoint["state_dict"] = averaged_state
     checkpoint[KEY] = own_state(own, average.steps)
 
 
@@ -65,7 +65,7 @@ def check(checkpoint: Mapping[str, Any], *, strict: bool, source: str) -> None:
 
     Args:
         checkpoint: the checkpoint; without `KEY` it has no average, and is accepted.
-        strict: whether both must have the same names; otherwise different names are a warning.
+        strict: whether different names of the averaged and the own weights are an error, not a warning.
         source: the checkpoint's path, for the messages.
 
     Raises:
@@ -99,7 +99,7 @@ def check(checkpoint: Mapping[str, Any], *, strict: bool, source: str) -> None:
 def separate(checkpoint: dict[str, Any], name: str | None) -> None:
     """Move the model's own weights and the average of a checkpoint to the keys that a resume reads.
 
-    The own weights are stored as `checkpoint[OWN]`; a tensor without an own value gets the average. The
+    The own weights are stored as `checkpoint[OWN]`; a name that the own weights lack gets its average. The
     average is stored as `checkpoint["hooks"][name]["average"]`, or None without an average.
     `state_dict` still has the average, for callers that only load weights.
 

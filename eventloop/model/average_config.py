@@ -52,8 +52,8 @@ def average_config(ema_type: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
             build(config, model=nn.Identity())
         except (TypeError, ValueError) as error:
-            kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"EMAHook: {error}") from None
+            error_class = TypeError if isinstance(error, TypeError) else ValueError
+            raise error_class(f"EMAHook: {error}") from None
     return config
 
 
@@ -89,7 +89,7 @@ def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def build_average(config: Mapping[str, Any], model: nn.Module) -> BaseAveragedModel:
     """Build an average of `model` from a config that `average_config` has returned."""
     with warnings.catch_warnings():
-        if is_own(config):  # `average_config` has built one already, with the same warnings
+        if is_own(config):  # `average_config` has built such an average, and so has given the same warnings
             warnings.simplefilter("ignore")
         average: BaseAveragedModel = build(config, model=model)
     return average

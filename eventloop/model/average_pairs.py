@@ -48,15 +48,17 @@ class Pairs:
         self.averages, self.sources = local_parts(average_tensors), local_parts(source_tensors)
         parts = zip([*average_tensors, *source_tensors], [*self.averages, *self.sources], strict=True)
         self._dtensors = [(whole, part) for whole, part in parts if is_dtensor(whole)]
+        # the pairs to average: by device and dtype if both tensors have the same, and all other pairs
         self._same_form: dict[tuple[torch.device, torch.dtype], TensorLists] = {}
         self._other_form: TensorLists = ([], [])
         self.copied: TensorLists = ([], [])
         """The tensors that are copied, not averaged."""
-        for item, own, tensor in zip(source.values(), self.averages, self.sources, strict=True):
-            average_list, source_list = self._lists_for(own, tensor, averaged=item.averaged)
-            average_list.append(own)
-            source_list.append(tensor)
+        for item, average_part, source_part in zip(source.values(), self.averages, self.sources, strict=True):
+            average_list, source_list = self._lists_for(average_part, source_part, averaged=item.averaged)
+            average_list.append(average_part)
+            source_list.append(source_part)
         self.model = model
+        # for `current`: the model's dicts of tensors and modules, their values, and devices and dtypes
         self._full, self._empty = _registries(model, buffers=_has_buffers(model, source_tensors))
         self._registered = [*chain.from_iterable(map(dict.values, self._full))]
         self._form = _form(self.sources) + _form(self.averages)
@@ -81,26 +83,27 @@ class Pairs:
         yield from self._same_form.values()
         if self._other_form[0]:
             converted: dict[tuple[torch.device, torch.dtype], TensorLists] = {}
-            for own, tensor in zip(*self._other_form, strict=True):
-                average_list, source_list = converted.setdefault((own.device, own.dtype), ([], []))
-                average_list.append(own)
-                source_list.append(tensor.to(own.device, own.dtype))
+            for average_tensor, source_tensor in zip(*self._other_form, strict=True):
+                form = average_tensor.device, average_tensor.dtype
+                average_list, source_list = converted.setdefault(form, ([], []))
+                average_list.append(average_tensor)
+                source_list.append(source_tensor.to(average_tensor.device, average_tensor.dtype))
             yield from converted.values()
 
-    def _lists_for(self, own: Tensor, tensor: Tensor, *, averaged: bool) -> TensorLists:
+    def _lists_for(self, average_part: Tensor, source_part: Tensor, *, averaged: bool) -> TensorLists:
         """Return the lists to which a tensor of the average and its source in the model belong."""
         if not averaged:
             return self.copied
-        if (own.device, own.dtype) != (tensor.device, tensor.dtype):
+        if (average_part.device, average_part.dtype) != (source_part.device, source_part.dtype):
             return self._other_form
-        return self._same_form.setdefault((own.device, own.dtype), ([], []))
+        return self._same_form.setdefault((average_part.device, average_part.dtype), ([], []))
 
     def _has_same_parts(self) -> bool:
         """Return whether the DTensors still use the memory of the parts in the lists."""
         parts = local_parts(whole for whole, _ in self._dtensors)
-        return all(
-            new.data_ptr() == old.data_ptr() for new, (_, old) in zip(parts, self._dtensors, strict=True)
-        )
+        recorded_parts = [part for _, part in self._dtensors]
+        pairs = zip(parts, recorded_parts, strict=True)
+        return all(part.data_ptr() == recorded_part.data_ptr() for part, recorded_part in pairs)
 
 
 class Swap:
@@ -113,6 +116,7 @@ class Swap:
     """
 
     def __init__(self) -> None:
+        # while the model has the average: its pairs, and a copy of the model's own values
         self._replaced: tuple[Pairs, list[Tensor]] | None = None
 
     @property
@@ -129,11 +133,10 @@ class Swap:
     def back(self) -> None:
         """Restore the model's own values, unless it has them already."""
         if self._replaced is not None:
-            pairs, values = self._replaced
-            reshard(
-                pairs.model
-            )  # FSDP2 would otherwise use gathered weights of the average in a forward pass
-            _copy(pairs.sources, values)
+            pairs, own_values = self._replaced
+            # FSDP2 would otherwise use the gathered weights of the average in the next forward pass
+            reshard(pairs.model)
+            _copy(pairs.sources, own_values)
             self._replaced = None
 
     @contextmanager
@@ -152,7 +155,7 @@ def _copy(tensors: list[Tensor], values: list[Tensor]) -> None:
     """Copy values into tensors, unnoticed by autograd."""
     if tensors:
         # `data` does not count as a change for autograd, so a graph without its backward pass stays usable;
-        # `torch.no_grad` would not be left if an interrupt came at the wrong time
+        # an interrupt at the wrong time could leave `torch.no_grad` active
         torch._foreach_copy_([tensor.data for tensor in tensors], [value.detach() for value in values])
 
 
@@ -199,6 +202,6 @@ def _registries(
 
 
 def _form(tensors: list[Tensor]) -> tuple[object, ...]:
-    """Return device and dtype of the first and the last tensor; `model.to` would change these, too."""
-    ends = (tensors[0], tensors[-1]) if tensors else ()
-    return tuple((tensor.device, tensor.dtype) for tensor in ends)
+    """Return the device and dtype of the first and the last tensor, as a quick test for `model.to`."""
+    first_and_last = (tensors[0], tensors[-1]) if tensors else ()
+    return tuple((tensor.device, tensor.dtype) for tensor in first_and_last)

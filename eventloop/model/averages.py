@@ -188,17 +188,17 @@ class BaseAveragedModel(nn.Module):
         refuse_old_shards(type(self).__name__, model)
         options = {"copy_buffers": self.copy_buffers, "update_buffers": self.update_buffers}
         reshard(model)
-        source = tracked(model, **options)
-        layouts = {name: layout(item.tensor) for name, item in source.items()}
-        own = tracked(self.module, **options)
-        if layouts != {name: layout(item.tensor) for name, item in own.items()}:
+        source_tensors = tracked(model, **options)
+        layouts = {name: layout(item.tensor) for name, item in source_tensors.items()}
+        own_tensors = tracked(self.module, **options)
+        if layouts != {name: layout(item.tensor) for name, item in own_tensors.items()}:
             self._copy_changed(model)
-            own = tracked(self.module, **options)
+            own_tensors = tracked(self.module, **options)
         if self.device is None:
-            for name, (tensor, _) in source.items():
-                if own[name].tensor.device != tensor.device and not is_dtensor(tensor):
-                    own[name].tensor.data = own[name].tensor.data.to(tensor.device)
-        return Pairs(own, source, model)
+            for name, (tensor, _) in source_tensors.items():
+                if own_tensors[name].tensor.device != tensor.device and not is_dtensor(tensor):
+                    own_tensors[name].tensor.data = own_tensors[name].tensor.data.to(tensor.device)
+        return Pairs(own_tensors, source_tensors, model)
 
     def _copy_changed(self, model: nn.Module) -> None:
         """Copy a changed model, and keep the averages of tensors whose name and shape are unchanged."""
@@ -206,12 +206,12 @@ class BaseAveragedModel(nn.Module):
         old_tensors = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
         new_names = []
         for name, tensor in chain(new_copy.named_parameters(), new_copy.named_buffers()):
-            old = old_tensors.pop(name, None)
-            if old is not None and layout(old) == layout(tensor):
-                if is_dtensor(tensor):  # to set `data` of a DTensor does not change its local part
-                    torch._foreach_copy_(local_parts([tensor]), local_parts([old]))
+            old_tensor = old_tensors.pop(name, None)
+            if old_tensor is not None and layout(old_tensor) == layout(tensor):
+                if is_dtensor(tensor):  # setting `data` of a DTensor does not change its local part
+                    torch._foreach_copy_(local_parts([tensor]), local_parts([old_tensor]))
                 else:
-                    tensor.data = old.data
+                    tensor.data = old_tensor.data
             else:
                 new_names.append(name)
         self.module, self._pairs = new_copy, None
@@ -226,7 +226,7 @@ class BaseAveragedModel(nn.Module):
     # --- copying and saving the average itself -------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy of the average pairs its own tensors with those of the model
+        # the pairs refer to the tensors of this object, and a copy has other tensors
         return {**self.__dict__, "_pairs": None}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -279,8 +279,8 @@ class StochasticWeightAverage(_Weighted):
 
         EMAHook(ema_type="StochasticWeightAverage", begin_epoch=75)
 
-    `average += (model - average) / (n + 1)`, where `n = steps // interval` were averaged before. Arguments
-    and errors are those of `BaseAveragedModel`.
+    `average += (model - average) / (n + 1)`, where `n = steps // interval` is the number of weights that were
+    averaged before. Arguments and errors are those of `BaseAveragedModel`.
     """
 
     def weight(self, steps: int) -> float:

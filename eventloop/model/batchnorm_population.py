@@ -97,6 +97,7 @@ class Population:
         means = torch.stack([mean for _, mean in self._batches]).to(self._mean)
         count = len(self._batches) * self._batch_count
         self._batches.clear()
+        # first of the waiting batches alone, which have equal sizes, then with all earlier batches
         mean = means.mean(0)
         squares = variances.sum(0) * (self._batch_count - self._correction)
         squares += (means - mean).square().sum(0) * self._batch_count
@@ -133,11 +134,11 @@ def merge_ranks(populations: list[Population]) -> list[Moments]:
         dist.all_reduce(sums)
     counts, *totals = sums.split([len(sizes), *sizes])
     means = [total / count.clamp(min=1) for total, count in zip(totals, counts, strict=True)]
-    moved_squares = []
-    for local, count, own_mean, mean in zip(moments, own_counts, own_means, means, strict=True):
-        moved_squares.append(local.squares.to(device) + count * (own_mean - mean).square())
-    squares = torch.cat(moved_squares)
+    own_squares = []  # around the common means
+    for own, count, own_mean, mean in zip(moments, own_counts, own_means, means, strict=True):
+        own_squares.append(own.squares.to(device) + count * (own_mean - mean).square())
+    squares = torch.cat(own_squares)
     with waiting("ranks", "the buffers"):
         dist.all_reduce(squares)
     merged = zip(moments, counts, means, squares.split(sizes), strict=True)
-    return [Moments(*(part.to(local.mean.device) for part in parts)) for local, *parts in merged]
+    return [Moments(*(tensor.to(own.mean.device) for tensor in tensors)) for own, *tensors in merged]

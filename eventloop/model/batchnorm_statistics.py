@@ -26,7 +26,7 @@ from eventloop.util.checks import check_bools
 Forward = Callable[[torch.nn.Module, Any], Any]
 """A function that runs a model on a batch."""
 _END = object()
-"""Stands for a batch when this rank has no more batches."""
+"""The value in place of a batch if this rank has no more batches."""
 
 
 class _Stopped(Exception):
@@ -95,16 +95,17 @@ def update_bn_stats(
         return 0
     for name, buffer in model.named_buffers():
         refuse_sharded(f"update_bn_stats: the buffer {name!r}", buffer)
-    storing = {layer for layer in layers if stores_batch_moments(layer)}
+    storing = {layer for layer in layers if stores_batch_moments(layer)}  # these give unbiased variances
     populations = [Population(_tensor(layer.running_mean), int(layer in storing)) for layer in layers]
-    inner = unwrap(model)
-    has_collectives = gathers_weights(inner) or any(isinstance(layer, SyncBatchNorm) for layer in layers)
+    inner_model = unwrap(model)
+    has_sync_layer = any(isinstance(layer, SyncBatchNorm) for layer in layers)
+    has_collectives = gathers_weights(inner_model) or has_sync_layer
     undo = Undo()
-    with undo, undo:
+    with undo, undo:  # twice, because an interrupt may keep one of the two from being left
         undo.step(eagerly.release, undo)
         eagerly.acquire(undo)
         loader = apart(undo, data_loader)
-        save_modes_and_buffers(undo, inner)
+        save_modes_and_buffers(undo, inner_model)
         _store_batch_moments(undo, storing)
         hooks: list[Any] = []
         undo.step(_remove, hooks)
@@ -115,7 +116,7 @@ def update_bn_stats(
         undo.step(batches.close)
         common_batches = _in_step_with_ranks(batches, stop, end_together=has_collectives)
         run_batch = forward or forward_inputs
-        batch_count = _run(common_batches, lambda batch: run_batch(inner, to_device(batch, device)))
+        batch_count = _run(common_batches, lambda batch: run_batch(inner_model, to_device(batch, device)))
     if batch_count:
         _write(layers, populations, unbiased=unbiased)
     return batch_count
@@ -135,8 +136,8 @@ def _run(batches: Iterable[Any], forward: Callable[[Any], object]) -> int:
 
 def forward_inputs(model: torch.nn.Module, batch: Any) -> Any:
     """Return `model(batch)`, or `model(batch[0])` for a list or tuple that begins with a tensor."""
-    first = batch[0] if isinstance(batch, list | tuple) and batch else None
-    return model(first if isinstance(first, torch.Tensor) else batch)
+    first_item = batch[0] if isinstance(batch, list | tuple) and batch else None
+    return model(first_item if isinstance(first_item, torch.Tensor) else batch)
 
 
 def stores_batch_moments(layer: _BatchNorm) -> bool:

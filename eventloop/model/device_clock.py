@@ -1,6 +1,7 @@
 """Measure the phases of an iteration on a GPU with CUDA events.
 
-The training thread runs ahead of the GPU, so its own clock cannot measure them. The trainer uses this module.
+The training thread runs ahead of the GPU, so the host's clock cannot measure the phases. The trainer uses
+this module.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WARM_UP = 3
 MEASURED_FIRST = 8
 """The number of iterations after the warm-up that are all measured."""
 PERIOD = 101
-"""After those, one iteration of so many is measured."""
+"""Of all other iterations, one in so many is measured, because recording events takes time."""
 
 Marks = dict[int, list[torch.cuda.Event]]
 """The CUDA events of an iteration by what they mark, such as `FORWARD_ENDS`; several for several batches."""
@@ -47,8 +48,9 @@ class DeviceClock:
         self._post = post
         self._marks: Marks | None = None  # of the present iteration, if it is measured
         self.samples = 0
-        """The number of measured iterations; the seconds of their phases follow."""
+        """The number of measured iterations."""
         self.forward = self.backward = self.optimizer = 0.0
+        """The seconds of each phase, summed over the measured iterations."""
 
     def begin(self, iterations: int) -> None:
         """Begin to measure an iteration if `WARM_UP`, `MEASURED_FIRST` and `PERIOD` select it.
@@ -123,4 +125,4 @@ class _Sample:
 def _seconds(marks: Marks, begin: int, end: int) -> float:
     """Return the seconds between the events of two kinds, summed over the batches of the iteration."""
     pairs = zip(marks.get(begin, ()), marks.get(end, ()), strict=False)
-    return sum(float(first.elapsed_time(last)) for first, last in pairs) / 1e3
+    return sum(float(begin_event.elapsed_time(end_event)) for begin_event, end_event in pairs) / 1e3

@@ -58,6 +58,7 @@ class FlopCounter:
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
                 stack.enter_context(warnings.catch_warnings())
+                # `FlopCounterMode` adds global hooks, which compiled modules warn about
                 warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")
             stack.enter_context(self._types)
             stack.enter_context(self._mode)
@@ -90,8 +91,10 @@ class _Types(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Run an operation, and count the dtype of its result if `FlopCounterMode` counts the operation."""
         out = func(*args, **(kwargs or {}))
         if getattr(func, "_overloadpacket", None) in flop_registry:
+            # only the first of several results counts, because the others may have another dtype
             results = out if isinstance(out, tuple | list) else (out,)
             self.calls.update(result.dtype for result in results[:1] if isinstance(result, torch.Tensor))
         return out

@@ -62,7 +62,7 @@ def train_outputs(outputs: Any) -> dict[str, Any]:
     """Return the result of a train step, a loss tensor or a mapping with "loss", as a mapping.
 
     Raises:
-        TypeError: the result is neither.
+        TypeError: the result is neither a tensor nor such a mapping.
     """
     if isinstance(outputs, torch.Tensor):
         return {"loss": outputs}

@@ -18,7 +18,7 @@ except ImportError:  # Windows
 STATUS = Path("/proc/self/status")
 """The file in which Linux shows the memory of this process."""
 _PEAK = re.compile(r"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
-"""Matches the line of that file with the peak of the resident memory."""
+"""Matches the line of `STATUS` with the peak of the resident memory."""
 
 
 def peak_memory() -> Memory:

@@ -61,7 +61,7 @@ def model_summary(
         return str(torchinfo.summary(model, col_names=PARAMETERS, **options))
     inputs = to_device(_inputs(batch), device)
     undo = Undo()
-    with undo, undo, autocast():
+    with undo, undo, autocast():  # twice, because an interrupt may keep one of the two from being left
         undo.step(set_module_generators, model, module_generators(model))
         undo.step(set_rng_state, rng_state())
         undo.step(torchinfo.clear_cached_forward_pass)  # the cache would keep the model's layers in memory

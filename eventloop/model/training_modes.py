@@ -40,7 +40,7 @@ class TrainingModes:
         self._message: tuple[int, str] | None = None  # the level and text to log at the next epoch
 
     def begin_run(self, model: torch.nn.Module) -> None:
-        """Record the modules in eval mode at the begin of a run; in a later run, only changed ones."""
+        """Record the modules in eval mode at the begin of a run; after the first run, only changed modes."""
         self._is_running = True
         if self._last_modes:
             self._record_changes(unwrap(model), self._last_modes)
@@ -49,33 +49,35 @@ class TrainingModes:
 
     def end_run(self, model: torch.nn.Module) -> None:
         """Record the modes of all modules at the end of a run; a second call does nothing."""
-        inner = unwrap(model)
-        if self._is_running and inner.training:
-            self._last_modes = {module: module.training for module in inner.modules()}
+        inner_model = unwrap(model)
+        if self._is_running and inner_model.training:
+            self._last_modes = {module: module.training for module in inner_model.modules()}
         self._is_running = False
 
     def record_modes(self, model: torch.nn.Module) -> None:
         """Record the modules in eval mode before the first epoch, unless the model itself is in eval mode."""
-        inner = unwrap(model)
-        modes = {name: module.training for name, module in inner.named_modules()}
+        inner_model = unwrap(model)
+        modes = {name: module.training for name, module in inner_model.named_modules()}
         self._eval_modules, self._message = [], None
         if all(modes.values()):
             return
-        if inner.training:
-            self._set_eval([module for module in inner.modules() if not module.training], inner)
+        if inner_model.training:
+            self._set_eval([module for module in inner_model.modules() if not module.training], inner_model)
         else:
             level = logging.WARNING if any(modes.values()) else logging.INFO
-            self._message = level, _WHOLE_MODEL % type(inner).__name__
+            self._message = level, _WHOLE_MODEL % type(inner_model).__name__
 
     def _record_changes(self, inner: torch.nn.Module, last_modes: dict[torch.nn.Module, bool]) -> None:
         """Record the modules whose mode has changed since the end of the last run.
 
         Nothing is recorded if the model itself is in eval mode, as after an evaluation by hand.
         """
-        changed = {module for module in inner.modules() if module.training != last_modes.get(module, True)}
-        if inner.training and changed:
-            still_eval = [module for module in self._eval_modules if module not in changed]
-            self._set_eval(still_eval + [module for module in changed if not module.training], inner)
+        modules = list(inner.modules())
+        changed_modules = {module for module in modules if module.training != last_modes.get(module, True)}
+        if inner.training and changed_modules:
+            still_eval = [module for module in self._eval_modules if module not in changed_modules]
+            newly_eval = [module for module in changed_modules if not module.training]
+            self._set_eval(still_eval + newly_eval, inner)
 
     def _set_eval(self, modules: list[torch.nn.Module], inner: torch.nn.Module) -> None:
         """Record modules of the model `inner` that are trained in eval mode, and a message about them."""
@@ -87,13 +89,13 @@ class TrainingModes:
             self._message = level, f"left in eval mode while training: {_names(modes)}"
 
     def set(self, model: torch.nn.Module) -> None:
-        """Set the modes of all modules for training, at the beginning of an epoch."""
+        """Set the recorded modules to eval mode and all others to train mode, at the begin of an epoch."""
         if self._message:
             logger.log(*self._message)
             self._message = None
         model.train()
         for module in self._eval_modules:
-            module.training = False
+            module.training = False  # not `eval()`, which would change the modules within it, too
 
 
 def _is_trainable_subtree(module: torch.nn.Module) -> bool:
@@ -102,7 +104,11 @@ def _is_trainable_subtree(module: torch.nn.Module) -> bool:
 
 
 def _names(modes: dict[str, bool]) -> str:
-    """Return the names of the first eight modules in eval mode whose parents are in train mode, as a text."""
+    """Return the names of the first eight modules in eval mode whose parents are in train mode, as a text.
+
+    Args:
+        modes: by module name, whether the module is in train mode.
+    """
     names = []
     for name, is_training in modes.items():
         parent = name.rpartition(".")[0]

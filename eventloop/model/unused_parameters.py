@@ -45,7 +45,7 @@ class AnomalousParams:
 
 def unreached_parameters(loss: torch.Tensor, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return the parameters of `model`, by name, that require a gradient and would get none from `loss`."""
-    inner = unwrap(model)
+    inner_model = unwrap(model)
     reached = {id(loss)}
     # a stack instead of recursion, because a deep graph exceeds Python's recursion limit
     stack, seen = [loss.grad_fn], {loss.grad_fn}
@@ -59,8 +59,9 @@ def unreached_parameters(loss: torch.Tensor, model: torch.nn.Module) -> dict[str
             if next_node not in seen:
                 seen.add(next_node)
                 stack.append(next_node)
-    with _gathered(inner):
-        return {name: p for name, p in inner.named_parameters() if p.requires_grad and id(p) not in reached}
+    with _gathered(inner_model):
+        trainable = {name: p for name, p in inner_model.named_parameters() if p.requires_grad}
+        return {name: p for name, p in trainable.items() if id(p) not in reached}
 
 
 @contextmanager

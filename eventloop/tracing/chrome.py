@@ -48,7 +48,7 @@ class WindowFacts(NamedTuple):
     began_unix: float
     """The begin of the window in seconds since 1970."""
     thread: int
-    """The identifier of the training thread, which is the track of its spans."""
+    """The identifier of the training thread, which its spans have as their `track`."""
     pid: int
     rank: int = 0
     world_size: int = 1
@@ -60,17 +60,17 @@ class WindowFacts(NamedTuple):
 
 
 def chrome_trace(facts: WindowFacts, recorder: SpanRecorder) -> dict[str, Any]:
-    """Return the JSON object of a window in Chrome's trace event format."""
+    """Return a recorded window of iterations as a JSON object in Chrome's trace event format."""
     recorded = list(recorder.spans)  # a copy, because a delivery that has not ended may add its span later
-    spans, depths = [*recorded, *_stage_spans(recorded)], list(recorder.depths)
-    origin = min([facts.began, *(span.began for span in spans), *(depth.at for depth in depths)])
+    spans, queue_depths = [*recorded, *_stage_spans(recorded)], list(recorder.depths)
+    origin = min([facts.began, *(span.began for span in spans), *(depth.at for depth in queue_depths)])
     name = f"eventloop {facts.run}, rank {facts.rank} of {facts.world_size}"
     metadata = [
         _metadata(facts.pid, 0, "process_name", name=name),
         _metadata(facts.pid, 0, "process_sort_index", sort_index=facts.rank),
     ]
     events: list[dict[str, Any]] = []
-    tid = 0
+    tid = 0  # the number of a row in the viewers; 0 is for the process as a whole
     for track, track_spans in _in_order(spans, facts, recorder):
         for number, row in enumerate(nested_rows(track_spans), start=1):
             tid += 1
@@ -78,9 +78,9 @@ def chrome_trace(facts: WindowFacts, recorder: SpanRecorder) -> dict[str, Any]:
             metadata.append(_metadata(facts.pid, tid, "thread_name", name=name))
             metadata.append(_metadata(facts.pid, tid, "thread_sort_index", sort_index=tid))
             events += [_complete(span, facts.pid, tid, origin, recorder) for span in row]
-    events += [_counter(depth, facts.pid, origin) for depth in depths]
+    events += [_counter(depth, facts.pid, origin) for depth in queue_depths]
     events.sort(key=lambda event: event["ts"])  # a stable sort, so that enclosing spans stay first
-    about = {
+    window_facts = {
         "made_by": MADE_BY,
         "run": facts.run,
         "iterations": str(facts),
@@ -90,7 +90,7 @@ def chrome_trace(facts: WindowFacts, recorder: SpanRecorder) -> dict[str, Any]:
         "times": "of the host; on a GPU the training thread runs ahead of the device",
         "not recorded": f"{recorder.lost} spans and depths beyond the limit" if recorder.lost else "nothing",
     }
-    return {"otherData": about, "displayTimeUnit": "ms", "traceEvents": metadata + events}
+    return {"otherData": window_facts, "displayTimeUnit": "ms", "traceEvents": metadata + events}
 
 
 def nested_rows(spans: Iterable[Span]) -> list[list[Span]]:
@@ -123,18 +123,18 @@ def _outer_first(span: Span) -> tuple[float, float, int]:
 
 def _stage_spans(spans: Sequence[Span]) -> list[Span]:
     """Return spans for runs, epochs and evaluations, from their `before_` event to their `after_` event."""
-    stages: list[Span] = []
-    begun: dict[tuple[int | str, str], Span] = {}
-    for span in sorted((s for s in spans if s.kind == "event"), key=_outer_first):
-        prefix, _, stage = span.name.partition("_")
+    stage_spans: list[Span] = []
+    before_events: dict[tuple[int | str, str], Span] = {}  # of the stages that have not ended yet
+    for event in sorted((span for span in spans if span.kind == "event"), key=_outer_first):
+        prefix, _, stage = event.name.partition("_")
         if stage not in _PAIRED:
             continue
         if prefix == "before":
-            begun[span.track, stage] = span
-        elif (first := begun.pop((span.track, stage), None)) is not None:
-            seconds = span.began + span.seconds - first.began
-            stages.append(Span(span.track, "phase", stage, first.began, seconds, first.iter))
-    return stages
+            before_events[event.track, stage] = event
+        elif (before := before_events.pop((event.track, stage), None)) is not None:
+            seconds = event.began + event.seconds - before.began
+            stage_spans.append(Span(event.track, "phase", stage, before.began, seconds, before.iter))
+    return stage_spans
 
 
 def _in_order(
@@ -149,14 +149,17 @@ def _in_order(
         tracks.setdefault(span.track, []).append(span)
 
     def sort_key(track: int | str) -> tuple[int, str]:
-        groups = (track == facts.thread, track == SAVER, track in recorder.lanes, True)
-        return groups.index(True), _track_name(track, facts, recorder)
+        is_in_group = (track == facts.thread, track == SAVER, track in recorder.lanes, True)
+        return is_in_group.index(True), _track_name(track, facts, recorder)
 
     return sorted(tracks.items(), key=lambda item: sort_key(item[0]))
 
 
 def _track_name(track: int | str, facts: WindowFacts, recorder: SpanRecorder) -> str:
-    """Return the name that viewers show for a track: the name of its thread, subscriber or saver."""
+    """Return the name that viewers show for a track, such as "JSONLWriter (process)".
+
+    The track of a background subscriber has the subscriber's name, and where the subscriber runs.
+    """
     if track == facts.thread:
         return TRAINING
     if isinstance(track, int):
@@ -165,7 +168,7 @@ def _track_name(track: int | str, facts: WindowFacts, recorder: SpanRecorder) ->
 
 
 def _counter(depth: Depth, pid: int, origin: float) -> dict[str, Any]:
-    """Return the counter event for the length of a queue at a time."""
+    """Return the counter event that shows the number of events in a queue at one time."""
     return {
         "ph": "C",
         "name": f"queue of {depth.queue}",
@@ -178,12 +181,12 @@ def _counter(depth: Depth, pid: int, origin: float) -> dict[str, Any]:
 
 
 def _metadata(pid: int, tid: int, kind: str, **args: str | int) -> dict[str, Any]:
-    """Return the metadata event of a process or a track."""
+    """Return the metadata event that names or orders a process, or with `tid` > 0 one of its rows."""
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 
 def _complete(span: Span, pid: int, tid: int, origin: float, recorder: SpanRecorder) -> dict[str, Any]:
-    """Return the complete event for a span, in the row `tid`."""
+    """Return the complete event that shows a span in the row `tid` of a process."""
     args: dict[str, Any] = {}
     if span.iter is not None:
         args["iter"] = span.iter
@@ -202,5 +205,5 @@ def _complete(span: Span, pid: int, tid: int, origin: float, recorder: SpanRecor
 
 
 def _us(seconds: float, origin: float) -> float:
-    """Return the microseconds from `origin` to a time, rounded to nanoseconds."""
+    """Return the microseconds from `origin` to a time, both in seconds of `perf_counter`."""
     return round((seconds - origin) * 1e6, 3)

@@ -95,7 +95,7 @@ def trace_path(run: Path, facts: WindowFacts) -> Path:
 
 
 def path_of_iterations(run: Path, first: int, iterations: int, rank: int = 0) -> Path:
-    """Return the path of the file of a window with so many iterations, of which `first` is the first."""
+    """Return the path of a rank's file for the window of `iterations` iterations that begins at `first`."""
     return of_rank(run / FOLDER / f"iterations_{first}-{first + max(0, iterations - 1)}.json", rank)
 
 
@@ -158,7 +158,7 @@ def find_traces(run: Path) -> list[TraceFile]:
 def merged(files: Sequence[TraceFile]) -> dict[str, Any]:
     """Return one trace of several windows of a rank, which viewers show as one process for each window.
 
-    The times of the events have the same distances as in the run.
+    The time between two events is the same as in the run.
 
     Raises:
         OSError: a file cannot be read.
@@ -178,8 +178,8 @@ def merged(files: Sequence[TraceFile]) -> dict[str, Any]:
             elif event["name"] == "process_sort_index":
                 event["args"]["sort_index"] = number
             events.append({**event, "pid": number})
-    about = {**traces[0]["otherData"], "iterations": ", ".join(f"{f.first}..{f.last}" for f in files)}
-    return {**traces[0], "otherData": {**about, "began": origin}, "traceEvents": events}
+    window_facts = {**traces[0]["otherData"], "iterations": ", ".join(f"{f.first}..{f.last}" for f in files)}
+    return {**traces[0], "otherData": {**window_facts, "began": origin}, "traceEvents": events}
 
 
 def read_trace(path: Path) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def read_trace(path: Path) -> dict[str, Any]:
         if not is_trace(path):
             raise ValueError("it does not begin like one")
         data = path.read_bytes()
-        msgspec.json.decode(data, type=_Trace)  # raises if the fields that are used are wrong
+        msgspec.json.decode(data, type=_Trace)  # raises if a field that this package reads is wrong
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         reason = on_a_line(str(error))

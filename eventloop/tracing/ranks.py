@@ -45,40 +45,46 @@ def merge_ranks(file: TraceFile) -> MergedRanks:
     """
     traces = _read_all(file)
     iterations_by_rank = [_iterations(trace) for trace in traces]
-    common = sorted(set.intersection(*map(set, iterations_by_rank)))
+    common = sorted(set.intersection(*map(set, iterations_by_rank)))  # the iterations that all ranks have
     if not common:
         raise ValueError(f"{file.path} and the windows of the other ranks have no iteration in common")
-    ends = [{i: iterations[i].backward_end for i in common} for iterations in iterations_by_rank]
+    backward_ends = [{i: iterations[i].backward_end for i in common} for iterations in iterations_by_rank]
     slow = _slow_rank([[iterations[i].phases for i in common] for iterations in iterations_by_rank])
-    return MergedRanks(_merge(traces, clock_shifts(ends), slow), len(traces), slow)
+    return MergedRanks(_merge(traces, clock_shifts(backward_ends), slow), len(traces), slow)
 
 
 def _read_all(file: TraceFile) -> list[Json]:
     """Return the traces of all ranks, given rank 0's file."""
-    first = read_trace(file.path)
-    world_size = first["otherData"].get("world_size", 1)
+    first_trace = read_trace(file.path)
+    world_size = first_trace["otherData"].get("world_size", 1)
     if world_size < 2:
         raise ValueError(f"{file.path} is of a run with one rank: leave out --ranks")
-    missing = [rank for rank in range(world_size) if not of_rank(file.path, rank).is_file()]
-    if missing:
-        path = of_rank(file.path, missing[0])
-        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+    missing_ranks = [rank for rank in range(world_size) if not of_rank(file.path, rank).is_file()]
+    if missing_ranks:
+        path = of_rank(file.path, missing_ranks[0])
+        more = f", and {len(missing_ranks) - 1} more" if len(missing_ranks) > 1 else ""
         raise ValueError(
-            f"rank {missing[0]} of {world_size} has no window of iterations {file.first}..{file.last}{more}: "
+            f"rank {missing_ranks[0]} of {world_size} has no window of iterations "
+            f"{file.first}..{file.last}{more}: "
             f"expected {path}; the rank was killed, wrote on another machine, or is still writing"
         )
-    return [first, *(read_trace(of_rank(file.path, rank)) for rank in range(1, world_size))]
+    return [first_trace, *(read_trace(of_rank(file.path, rank)) for rank in range(1, world_size))]
 
 
 def clock_shifts(ends: Sequence[dict[int, float]]) -> list[float]:
-    """Return for each rank the shift that converts its times to the clock of rank 0.
+    """Return for each rank the shift to add to its times to convert them to the clock of rank 0.
 
     Args:
-        ends: for each rank, by iteration, the time of its clock at the end of the all-reduce, which is the
-            same time on all ranks.
+        ends: for each rank, by iteration, when the all-reduce ended by the clock of the rank. All ranks leave
+            an all-reduce at the same moment.
+
+    Returns:
+        the shifts, in the unit of the times.
     """
-    first = ends[0]
-    return [median(first[i] - own[i] for i in first.keys() & own.keys()) for own in ends]
+    first_ends = ends[0]
+    return [
+        median(first_ends[i] - own_ends[i] for i in first_ends.keys() & own_ends.keys()) for own_ends in ends
+    ]
 
 
 class Iteration(NamedTuple):
@@ -103,24 +109,31 @@ def _iterations(trace: Json) -> dict[int, Iteration]:
 
 
 def _iteration(spans_and_waits: Sequence[Json]) -> Iteration:
-    """Compute the phase times of an iteration from its spans, in the same way as StepClock."""
+    """Compute the phase times of an iteration from its spans, in the same way as StepClock.
+
+    A wait of the training thread counts as a wait, and not as part of the phase in which it happened. The
+    handlers of `after_train_iter` run the backward pass and the optimizer's step, whose times are therefore
+    subtracted from those of the hooks.
+    """
     spans = [event for event in spans_and_waits if event["cat"] != "wait"]
-    whole = next(span for span in spans if span["cat"] == "iteration")
-    waits = [event for event in spans_and_waits if event["cat"] == "wait" and _within(event, whole)]
+    iteration_span = next(span for span in spans if span["cat"] == "iteration")
+    waits = [event for event in spans_and_waits if event["cat"] == "wait" and _within(event, iteration_span)]
     seconds: dict[str, float] = {}
     ends: dict[str, float] = {}
     for span in spans:
         name = "iteration" if span["cat"] == "iteration" else span["name"]
-        waited = 0.0 if span is whole else sum(wait["dur"] for wait in waits if _within(wait, span))
+        inner_waits = [] if span is iteration_span else [wait for wait in waits if _within(wait, span)]
+        waited = sum(wait["dur"] for wait in inner_waits)
         seconds[name] = seconds.get(name, 0.0) + (span["dur"] - waited) / 1e6
         ends[name] = span["ts"] + span["dur"]
     data, forward = seconds.get("data", 0.0), seconds.get("forward", 0.0)
     backward, optimizer = seconds.get("backward", 0.0), seconds.get("optimizer", 0.0)
-    if optimizer:
+    if optimizer:  # its span contains calls of handlers, which count as hooks
         optimizer -= sum(seconds.get(name, 0.0) for name in _WITHIN_STEP)
     hooks = sum(seconds.get(name, 0.0) for name in _OUTER) - backward - optimizer
-    each = {cause: _seconds_of(waits, name) for cause, name in WAITING.items()}
-    rest = seconds["iteration"] - data - forward - backward - optimizer - hooks - sum(each.values())
+    waited_by_cause = {cause: _seconds_of(waits, name) for cause, name in WAITING.items()}
+    unaccounted = seconds["iteration"] - data - forward - backward - optimizer - hooks
+    unaccounted -= sum(waited_by_cause.values())
     phases = Phases(
         iterations=1,
         data=data,
@@ -128,8 +141,8 @@ def _iteration(spans_and_waits: Sequence[Json]) -> Iteration:
         backward=backward,
         optimizer=optimizer,
         hooks=hooks,
-        unaccounted=max(0.0, rest),
-        **each,
+        unaccounted=max(0.0, unaccounted),
+        **waited_by_cause,
     )
     return Iteration(phases, ends.get("backward", ends["iteration"]))
 
@@ -148,17 +161,18 @@ def _seconds_of(waits: Sequence[Json], name: str) -> float:
 
 
 def _slow_rank(ranks: Sequence[Sequence[Phases]]) -> Straggler | None:
-    """Return the rank that is slow in most parts of a window, or None.
+    """Return the rank that is slow in most parts of the recorded iterations, or None.
 
-    `lasting_slow_rank` compares several windows of a run, so the window of the trace is divided into parts.
+    `lasting_slow_rank` compares about `LATEST` windows of a run, so the iterations are divided into so many
+    parts.
 
     Args:
         ranks: for each rank, the phases of each iteration.
     """
     iterations = [list(phases) for phases in zip(*ranks, strict=True)]
     size = max(1, len(iterations) // LATEST)
-    parts = [iterations[start : start + size] for start in range(0, len(iterations), size)]
-    return lasting_slow_rank([summed(part) for part in parts])
+    windows = [iterations[start : start + size] for start in range(0, len(iterations), size)]
+    return lasting_slow_rank([summed(window) for window in windows])
 
 
 def _merge(traces: Sequence[Json], shifts: Sequence[float], slow: Straggler | None) -> Json:
@@ -169,6 +183,7 @@ def _merge(traces: Sequence[Json], shifts: Sequence[float], slow: Straggler | No
         shifts: the result of `clock_shifts`.
         slow: the slow rank, or None.
     """
+    # the earliest event of all ranks, whose time becomes 0, in microseconds of rank 0's trace
     origin = min(_begin(trace) + shift for trace, shift in zip(traces, shifts, strict=True))
     events = []
     for rank, (trace, shift) in enumerate(zip(traces, shifts, strict=True)):
@@ -181,9 +196,10 @@ def _merge(traces: Sequence[Json], shifts: Sequence[float], slow: Straggler | No
             elif event["name"] == "process_sort_index":
                 event["args"]["sort_index"] = rank
             events.append({**event, "pid": rank})
-    about = {key: value for key, value in traces[0]["otherData"].items() if key != "rank"}
-    about |= {"began": about["began"] + origin / 1e6, "slow rank": slow.text if slow else "none"}
-    return {**traces[0], "otherData": about, "traceEvents": events}
+    window_facts = {key: value for key, value in traces[0]["otherData"].items() if key != "rank"}
+    window_facts["began"] += origin / 1e6
+    window_facts["slow rank"] = slow.text if slow else "none"
+    return {**traces[0], "otherData": window_facts, "traceEvents": events}
 
 
 def _begin(trace: Json) -> float:
@@ -192,5 +208,5 @@ def _begin(trace: Json) -> float:
 
 
 def _slow_text(slow: Straggler) -> str:
-    """Return the end of the name of the slow rank's process."""
+    """Return the text to append to the name of the slow rank: its slow phase, and the time that it costs."""
     return f", slow in {slow.where}: {duration(slow.longer)} longer an iteration"

@@ -49,7 +49,7 @@ class TracedPhases:
     """Record the phases of each iteration, as a proxy of the trainer's device clock.
 
     The loop and the optimizer hook report the begin and end of each phase to the device clock. This object
-    replaces it as `trainer.clock.device`, records the times, and passes the calls on to it.
+    replaces the device clock as `trainer.clock.device`, records the times, and calls the replaced clock.
 
     Args:
         trainer: the trainer.
@@ -78,7 +78,7 @@ class TracedPhases:
         clock, now = self._trainer.clock, perf_counter()
         self._iter = self._trainer.iter
         self._times = {FORWARD_BEGINS: now}
-        # if batches were skipped, handlers ran between the waits for data, which are then no single span
+        # if batches were skipped, handlers ran between the waits for data; one span then covers all of them
         has_skipped = clock.hooks > 0
         self._phase("data", clock.began, now if has_skipped else clock.began + clock.data)
 
@@ -139,6 +139,7 @@ class TraceWindow:
     ) -> None:
         self._trainer, self._over = trainer, over
         self.extent = first, end
+        """The number of the window's first iteration, and of the iteration after the last one."""
         self.recorder = SpanRecorder(limit)
         self.iterations = 0
         """The number of completed iterations of the window."""
@@ -164,7 +165,7 @@ class TraceWindow:
         self._subscription.cancel()
         name = trainer.work_dir.name or str(trainer.work_dir)
         return WindowFacts(
-            run=name.encode(errors="replace").decode(),  # without lone surrogates
+            run=name.encode(errors="replace").decode(),  # "?" for lone surrogates, which JSON does not allow
             first_iter=first,
             iterations=self.iterations,
             complete=first + self.iterations >= end,
@@ -177,6 +178,7 @@ class TraceWindow:
         )
 
     def _iteration_ended(self, iteration: int) -> None:
+        """Count a completed iteration, and call `over` after the window's last one."""
         self.iterations += 1
         if iteration + 1 >= self.extent[1]:
             self._over()

@@ -452,6 +452,33 @@ def test_each_subscriber_has_a_log_of_its_own(make_trainer: MakeTrainer) -> None
         assert steps == {"epoch \\udcff 3"}
 
 
+class Unencodable(Event, frozen=True):
+    """An event of a user, with a value that no file can have."""
+
+    value: object
+
+
+def test_a_log_is_intact_if_its_first_events_cannot_be_encoded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are named in the Python log, and the log of the other events begins only once."""
+    go_on = threading.Event()
+    bus = Bus(drain_timeout=0.1)
+    store_undelivered(bus, CurrentRun(Run(work_dir=str(tmp_path))), [])
+    bus.subscribe(lambda event: go_on.wait(DEADLINE), "*", offload="thread", name="waits")
+    for event in (Unencodable(object()), Unencodable(object()), AfterTrainIter(iter=2)):
+        bus.emit(event)
+    try:
+        bus.close()
+    finally:
+        go_on.set()
+
+    reader = read_events(tmp_path / "undelivered" / "waits.evl")
+    assert [record.event for record in reader] == [AfterTrainIter(iter=2)]
+    assert reader.damaged == 0
+    assert "events unencodable" in caplog.text
+
+
 def test_an_error_in_keeping_them_ends_no_close(caplog: pytest.LogCaptureFixture) -> None:
     """It is logged with the subscriber's name, and the next subscriber's events are kept."""
     go_on = threading.Event()

@@ -29,6 +29,7 @@ from eventloop.events import (
 from eventloop.events.run import Run
 from eventloop.hooks import EarlyStoppingHook, LoggerHook
 from eventloop.writers import ConsoleWriter, EventLogWriter
+from eventloop.writers.notify_addresses import Message, load_services, open_addresses
 from tests.conftest import DEADLINE
 from tests.support.signals import Heard, send
 from tests.support.trainers import MakeTrainer, batches
@@ -332,6 +333,21 @@ def test_an_address_that_never_answers_harms_no_other(
     assert account(bus).failed == 2
     (line,) = failures(caplog)
     assert line.endswith("it did not answer in time. Further failures of it are only counted")
+
+
+def test_a_message_that_is_not_sent_is_not_accepted(make_target: MakeTarget) -> None:
+    """An answer to the message before it, which comes while the writer waits, does not stand for it."""
+    late = make_target(None)
+    load_services()
+    (address,) = open_addresses([late.url])
+    address.start_sending(Message("first", "text"))
+    late.wait_for(1)
+
+    address.start_sending(Message("second", "text"))
+    late.release()
+
+    assert address.wait_sent(DEADLINE) == "it has not answered to an earlier message"
+    assert late.titles == ["first"]
 
 
 def test_an_address_recovers(make_target: MakeTarget, attach: Attach, account: Account) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from eventloop.eventlog.set_values import value_of
 from eventloop.writers import CSVWriter, OpenTelemetryWriter
-from eventloop.writers.tracker_arguments import masked, secrets_of_headers, set_options
+from eventloop.writers.tracker_arguments import masked, secrets_of, secrets_of_headers, set_options
 from tests.writers.otlp_collector import is_missing
 
 
@@ -29,6 +29,14 @@ from tests.writers.otlp_collector import is_missing
 def test_a_secret_is_replaced_and_nothing_else(secret: str, text: str, expected: str) -> None:
     """A short one is replaced as the value of a name and as the password of a URL, a long one everywhere."""
     assert masked(text, [secret]) == expected
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://me:s3cr3t@h?api_key=s3cr3t-99", "http://me:s3cr3t-99@h?api_key=s3cr3t"]
+)
+def test_a_secret_that_begins_with_another_one_is_replaced_whole(uri: str) -> None:
+    """Whichever of them the URI has first, no end of the longer one stays readable."""
+    assert "99" not in masked(f"401 for {uri}", secrets_of(uri))
 
 
 @pytest.mark.parametrize(
