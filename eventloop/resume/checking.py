@@ -1,6 +1,6 @@
 """Check that a trainer can continue from a checkpoint, before anything of it is loaded.
 
-`TrainerState` calls `check_resume`, and `check_same_weights` just before the weights are loaded.
+`restoring` calls `check_resume`, and `check_same_weights` just before the weights are loaded.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ class Checked(NamedTuple):
         checkpoint: the contents of the checkpoint.
         weights: the weights with which the run continues.
         changes: the changed settings.
-        choice: which values count where the run could continue with either.
-        rank_state: the state of this rank.
-        new_groups: the indices of the param groups that the checkpoint does not have, by optimizer.
-        lines: lines for the log.
+        choice: "keep" or "apply": whether changed settings of optimizers and schedulers have the checkpoint's
+            or this trainer's values. "refuse" if none has changed.
+        rank_state: the part of the checkpoint from which this rank continues.
+        new_groups: the indices of the param groups that the checkpoint does not have, by the optimizer's
+            name.
+        lines: lines to log once the checkpoint is loaded.
     """
 
     checkpoint: Mapping[str, Any]
@@ -62,7 +64,7 @@ def check_resume(
     Args:
         settings: the settings with which the trainer was built.
         found: the path of the checkpoint.
-        checkpoint: its contents.
+        checkpoint: its contents, which stay unchanged.
         changed: the argument of `Trainer.resume`.
     """
     check_layout(checkpoint, found)
@@ -88,7 +90,10 @@ def check_resume(
 
 
 def _check_unit(trainer: ResumableTrainer, meta: Mapping[str, Any], path: Path) -> None:
-    """Refuse a checkpoint of a run that counts something else: epochs or iterations, batches or updates."""
+    """Refuse a checkpoint of a run whose length, or whose iterations, are counted in another unit.
+
+    The length is in epochs or iterations, and an iteration is a batch or an update of the weights.
+    """
     counted = meta["settings"]["run"].get("unit", "batch")
     if counted != (own := trainer.counting.unit):
         raise CheckpointError(
@@ -107,7 +112,7 @@ def _check_unit(trainer: ResumableTrainer, meta: Mapping[str, Any], path: Path) 
 
 
 def _check_needed_hooks(trainer: ResumableTrainer, meta: Mapping[str, Any], source: object) -> None:
-    """Refuse a checkpoint if a hook that wrote into it, such as an averaging one, is missing here."""
+    """Refuse a checkpoint if the trainer lacks a hook that wrote into it, such as one for averages."""
     own = {hook.name for hook in trainer.hooks}
     missing = [name for name in meta.get("needs_hooks", ()) if name not in own]
     if missing:
@@ -120,7 +125,9 @@ def _check_needed_hooks(trainer: ResumableTrainer, meta: Mapping[str, Any], sour
 def _check_length(
     trainer: ResumableTrainer, states: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], source: object
 ) -> None:
-    """Refuse a longer run if a schedule would raise an error after its former last step, as OneCycleLR does.
+    """Refuse a run that was made longer than a OneCycleLR, which raises an error after its last step.
+
+    Only a schedule that has counted the iterations or epochs of the run until now is refused.
 
     Args:
         states: the states with which the schedulers would continue.
@@ -145,15 +152,16 @@ def _check_length(
 def check_same_weights(weights: Mapping[str, Any], source: Path) -> None:
     """Compare the weights that are about to be loaded on all ranks; a collective.
 
-    All ranks have read the same bytes. A handler of `after_load_checkpoint` that acts on some ranks only, or
-    broken memory, gives one of them other weights all the same, and ranks that train with
-    DistributedDataParallel would stay different for good. The cost is one hash of the weights in host memory,
-    as that of `state.pth` when it was read; with one rank nothing is computed.
+    All ranks have read the same bytes, but a handler of `after_load_checkpoint` that acts on some ranks only,
+    or damaged memory, may have changed the weights of one. DistributedDataParallel would never make them
+    equal again. The cost is a hash of the weights in host memory, as much as the check of `state.pth` when it
+    is read; with one rank nothing is computed.
 
     Raises:
         CheckpointError: the weights of a rank differ from rank 0's; the error names these ranks and their
             hosts.
-        Exception: the weights of a rank cannot be hashed, as without memory; raised on all ranks.
+        Exception: the weights of a rank cannot be hashed, for example for lack of memory; raised on all
+            ranks.
     """
     if not has_other_ranks():
         return
@@ -171,9 +179,9 @@ def check_same_weights(weights: Mapping[str, Any], source: Path) -> None:
 
 
 def _digest(weights: Mapping[str, Any]) -> str:
-    """Return a SHA-256 of the dense tensors, with their names, types and shapes, whatever their order.
+    """Return a SHA-256 of the dense tensors with their names, types and shapes.
 
-    DTensors are left out: each rank has another part of them.
+    It does not depend on their order. DTensors are left out, because each rank has another part of them.
     """
     digest = hashlib.sha256()
     for name in sorted(weights, key=str):
