@@ -199,7 +199,7 @@ def _eta(status: RunStatus | None, verdict: Verdict) -> float | None:
 
 
 def _refuse_other(run: Path) -> None:
-    """Refuse a path that is not a run's directory, with an error that names its files and the paths to try.
+    """Refuse a path that is not a run's directory; the error names the files there and paths to try.
 
     Raises:
         ValueError: the path is not a directory, or there is no file of a run in it.
