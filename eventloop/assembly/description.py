@@ -73,7 +73,10 @@ def describe(trainer: ResumableTrainer, settings: Settings, begin: Begin) -> Run
 
 
 def options_of(trainer: ResumableTrainer, of_checkpoints: Settings) -> dict[str, Any]:
-    """Return the settings that checkpoints have, and what hooks were constructed with, by their owners."""
+    """Return the settings of the trainer, its optimizers, its schedulers and its hooks.
+
+    They are the settings that checkpoints have, and the arguments with which the hooks were constructed.
+    """
     settings = of_checkpoints.state_dict()
     length = "max_epochs" if trainer.by_epoch else "max_iters"
     own = {length: getattr(trainer, length), "limit_batches": trainer.limits.given, **settings["run"]}
@@ -106,12 +109,12 @@ def _optimizers(given: Any, groups: Mapping[str, list[dict[str, Any]]]) -> dict[
         given: the trainer's optimizer, or its optimizers by name.
         groups: the settings of the param groups, by the optimizer's name.
     """
-    found = {}
+    by_name = {}
     for name, optimizer in named_optimizers(given).items():
-        own = groups.get(name, [])
-        settings = own[0] if len(own) == 1 else {"param_groups": own}
-        found[name] = {"type": type(optimizer).__name__, **settings}
-    return found[""] if [*found] == [""] else found
+        of_groups = groups.get(name, [])
+        settings = of_groups[0] if len(of_groups) == 1 else {"param_groups": of_groups}
+        by_name[name] = {"type": type(optimizer).__name__, **settings}
+    return by_name[""] if [*by_name] == [""] else by_name
 
 
 def _public(state: Any) -> dict[str, Any]:

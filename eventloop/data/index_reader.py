@@ -137,12 +137,12 @@ class IndexReader:
                 "the loader has in_order=False: the batches that were trained on are not known exactly, so "
                 "some may be trained on twice and others not at all"
             )
-        now = random_state(loader)
+        state_before = random_state(loader)
         set_random_state(loader, opened_with, opening=True)
         lists = iter(lists_of(loader))
         _draw_seed(loader)
         lists = _after(lists, skip, rest)
-        set_random_state(loader, now)
+        set_random_state(loader, state_before)
         indices = Indices(lists_of(loader), lists)
         seeds = torch.Generator(_source_of(loader).device)  # leaves the loader's generator as it is
         return iter(rebuild(loader, indices, seeds, loader.collate_fn, loader.worker_init_fn))
@@ -157,7 +157,7 @@ class IndexReader:
     ) -> Iterator[FromWorker]:
         """Start workers at the begin of a pass, or where a resumed pass continues; see `open`."""
         self._rebuilt = None  # ends the workers of the former loader, which have read ahead
-        now = random_state(loader)
+        state_before = random_state(loader)
         if skip:
             set_random_state(loader, opened_with, opening=True)
         seeds = self._seed(loader, skip)
@@ -174,7 +174,7 @@ class IndexReader:
         for _ in range(idle):
             _drop_empty(iterator, loader.dataset)
         if skip:
-            set_random_state(loader, now)
+            set_random_state(loader, state_before)
         self._rebuilt = rebuilt if loader.persistent_workers else None
         return iterator
 
@@ -234,11 +234,11 @@ def _source_of(loader: DataLoader[Any]) -> torch.Generator:
 
 def _draw_out(loader: DataLoader[Any], opened_with: Mapping[str, Any], limit: int | None) -> None:
     """Draw all lists of indices of a pass from the sampler, as a complete pass with workers has done."""
-    now = random_state(loader)
+    state_before = random_state(loader)
     set_random_state(loader, opened_with, opening=True)
     for _ in islice(lists_of(loader), limit):
         pass
-    set_random_state(loader, now)
+    set_random_state(loader, state_before)
 
 
 def _after(lists: Iterator[list[Any]], skip: int, rest: Lists) -> Iterator[list[Any]]:

@@ -110,7 +110,7 @@ class Accumulator(Protocol):
 
 
 class Counting:
-    """Count the batches of a training's iterations: one batch, or those of an optimizer step.
+    """Count the batches of a training's iterations: one each, or as many as an optimizer step has.
 
     Args:
         unit: "batch" or "update".

@@ -160,12 +160,12 @@ def parts_of(loader: object) -> dict[str, Any]:
     The path of the loader itself is "". A loader that combines or wraps DataLoaders has them as attributes,
     or as items of an attribute that is a short list, tuple or dict.
     """
-    found: dict[str, Any] = {"": loader}
+    parts: dict[str, Any] = {"": loader}
     for name, value in getattr(loader, "__dict__", {}).items():
         for path, item in _items(name, value):
-            if isinstance(item, DataLoader) and all(item is not other for other in found.values()):
-                found[path] = item
-    return found
+            if isinstance(item, DataLoader) and all(item is not other for other in parts.values()):
+                parts[path] = item
+    return parts
 
 
 def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -213,13 +213,13 @@ def reset_iterators(loader: Any) -> None:
 
 def _state_error(loader: Any) -> str:
     """Call a loader's `state_dict`, and return its error, or ""; the global generators stay unchanged."""
-    now = rng_state()
+    state_before = rng_state()
     try:
         loader.state_dict()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        set_rng_state(now)
+        set_rng_state(state_before)
     return ""
 
 
@@ -262,7 +262,7 @@ def _load_sampler(sampler: Any, state: Any) -> None:
     next pass at the start. Any other sampler, which yields something, gets its state again.
     """
     sampler.load_state_dict(copy.deepcopy(state))  # the sampler may keep and change it
-    now = rng_state()
+    state_before = rng_state()
     if next(iter(sampler), None) is not None:
         sampler.load_state_dict(copy.deepcopy(state))
-    set_rng_state(now)
+    set_rng_state(state_before)

@@ -75,11 +75,11 @@ class PlainReader:
             skip,
             self._why,
         )
-        now = random_state(loader)
+        state_before = random_state(loader)
         set_random_state(loader, opened_with, opening=True)
         iterator = iter(loader)
         _drop(iterator, skip, saved, type(loader).__name__)
-        set_random_state(loader, now)
+        set_random_state(loader, state_before)
         return first(self._batches(iterator), limit, skip)
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:

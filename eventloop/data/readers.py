@@ -107,7 +107,7 @@ class StatefulReader:
         self._resumed = False  # whether a pass was resumed in this run
         self._cut = False  # whether a limit cuts the passes short
         self._leaves = False  # whether the loaded state is of the end of a pass that was cut short
-        self._ended = False  # whether the loaded state is that of a pass without batches left
+        self._ended = False  # whether the pass of the loaded state has no batches left
 
     def open(
         self, loader: Any, skip: int, opened_with: Mapping[str, Any], limit: int | None = None
@@ -124,7 +124,7 @@ class StatefulReader:
         if skip and not loaded:
             # within this process a stop has interrupted the pass: the loader shall continue it
             loader.load_state_dict(loader.state_dict())
-        now = random_state(loader)
+        state_before = random_state(loader)
         if skip:
             set_random_state(loader, opened_with)
         if skip or loaded:
@@ -133,9 +133,9 @@ class StatefulReader:
         if not skip:
             if loaded and self._leaves:
                 iter(loader)
-            return first(_next_pass(loader, now) if self._resumed else iter(loader), limit)
+            return first(_next_pass(loader, state_before) if self._resumed else iter(loader), limit)
         iterator: Iterator[Any] = iter(loader)
-        set_random_state(loader, now)
+        set_random_state(loader, state_before)
         return first(iterator, limit, skip)
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
@@ -166,16 +166,16 @@ def _begin_loaded(loader: Any) -> None:
             part.state_dict()
 
 
-def _next_pass(loader: Any, now: Mapping[str, Any]) -> Iterator[Any]:
+def _next_pass(loader: Any, state_before: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the batches of a whole pass, in a run that was resumed.
 
     The first iterator of torchdata's loaders may be the rest of the former pass, which is empty. Then a
-    second one is opened. Both begin with the random state `now`, so that the numbers drawn for the empty rest
+    second one is opened. Both begin with the same random state, so that the numbers drawn for the empty rest
     do not change the order of the pass.
     """
     for _ in range(2):
         is_empty = True
-        set_random_state(loader, now)
+        set_random_state(loader, state_before)
         for batch in loader:
             is_empty = False
             yield batch

@@ -110,7 +110,7 @@ class Indices:
 
     Args:
         batch_sampler: the source of the lists.
-        first: the lists of the first pass; None for those of `batch_sampler`.
+        first: the lists of the first pass; None to take them from `batch_sampler`, too.
         limit: the largest number of lists in a pass from `batch_sampler`; None for all of them.
     """
 

@@ -28,7 +28,7 @@ def apart(undo: Undo, loader: Iterable[Any]) -> Iterable[Any]:
 
 
 def open_aside(trained_on: Iterable[Any] | None, loader: Iterable[Any]) -> Iterator[Any]:
-    """Begin a pass over a loader, and undo what persistent workers draw from the training's generators.
+    """Begin a pass over a loader without advancing the random generators of the training.
 
     A loader with persistent workers draws their seed in the first pass of a process. A resumed run makes this
     pass at another time than an uninterrupted one, and the training must draw the same numbers in both.
@@ -68,7 +68,7 @@ def _copy(loader: DataLoader[Any]) -> DataLoader[Any]:
     if "base_dataloader" in attributes:  # a loader of Accelerate, which reads this inner DataLoader
         attributes["base_dataloader"] = _copy(attributes["base_dataloader"])
         return copied
-    attributes["_iterator"] = None  # that of the original holds its persistent workers
+    attributes["_iterator"] = None  # the original's iterator has its persistent workers
     if "_initial_iter_for_state_dict" in attributes:  # of torchdata: whether its `state_dict` has made one
         attributes["_initial_iter_for_state_dict"] = False
     return copied

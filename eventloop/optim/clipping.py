@@ -25,10 +25,10 @@ class GradClip:
         clip = GradClip(dict(max_norm=35, norm_type=2))
         norm = clip(optimizer)          # 0-dim tensor, the norm before clipping
 
-    The norm is that of the optimizer's parameters. It is summed in the order of the model's parameters:
-    floating-point sums depend on the order, and if the optimizer has all parameters of the model the result
-    equals that of `clip_grad_norm_(model.parameters(), ...)` exactly. If parameters are DTensors (FSDP2,
-    tensor parallelism), it is the norm of the whole tensors, not of this rank's parts.
+    The norm of all the optimizer's parameters is computed. The summands are in the order of the model's
+    parameters, because a floating-point sum depends on the order: so the result has the same bits as
+    `clip_grad_norm_(model.parameters(), ...)` if the optimizer has all parameters of the model. If parameters
+    are DTensors (FSDP2, tensor parallelism), it is the norm of the whole tensors, not of this rank's parts.
 
     Args:
         options: keyword arguments of `torch.nn.utils.clip_grad_norm_` or, with type="value", of

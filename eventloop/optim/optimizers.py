@@ -155,7 +155,7 @@ def refuse_closures(optimizer: Any) -> None:
     for name, each in named_values("optimizer", optimizer):
         if not isinstance(each, torch.optim.Optimizer):
             continue
-        # SAM's step begins with the gradients of a first pass; that of LBFGS computes them itself
+        # SAM's step needs gradients, which the closure computes before; LBFGS calls the closure itself
         first_pass = "closure(); " if hasattr(each, "first_step") and hasattr(each, "second_step") else ""
         hint = "" if first_pass else "  # one that needs gradients: loss = closure(), and then the step"
         if first_pass or needs_argument(type(each).step):

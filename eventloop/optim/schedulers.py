@@ -191,12 +191,12 @@ def _find(kind: Any) -> type:
     """Return the class of a scheduler, given the class or its name; the error suggests the nearest name."""
     if isinstance(kind, type):
         return kind
-    found = SCHEDULERS.find(kind) if isinstance(kind, str) else None
-    if found is None and kind in torch_lr.__all__:
-        found = getattr(torch_lr, kind)
-    if found is None:
+    scheduler_class = SCHEDULERS.find(kind) if isinstance(kind, str) else None
+    if scheduler_class is None and kind in torch_lr.__all__:
+        scheduler_class = getattr(torch_lr, kind)
+    if scheduler_class is None:
         if kind in CLASSES:
             raise ValueError(f"unknown scheduler {kind!r}: use {CLASSES[kind]}")
         known = [*dict.fromkeys([*SCHEDULERS.names(), *torch_lr.__all__])]
         raise ValueError(f"unknown scheduler {kind!r}{suggest(str(kind), known)}")
-    return found
+    return scheduler_class

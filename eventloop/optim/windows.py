@@ -126,9 +126,10 @@ class Window:
         return [*zip(self._initial, values, strict=True)]
 
     def built_state(self) -> dict[str, Any]:
-        """Return the state with that of PyTorch's scheduler when it was made, also before the window begins.
+        """Return the state, with PyTorch's scheduler as it was when it was made.
 
-        A resume compares the arguments in it with those of the checkpoint.
+        It has the arguments of that scheduler even before the window begins. A resume compares them with the
+        arguments in the checkpoint.
         """
         return {**self.state_dict(), "scheduler": self._built}
 

@@ -6,8 +6,8 @@ place, sets its time every few seconds, and removes it at the end. A file that a
 removed by the next owner.
 
 A process of this machine is looked up by its id. A run on another machine counts as alive as long as it sets
-the time of its file. This time is compared with the clock of the directory's file system, never with that of
-a machine.
+the time of its file. This time is compared with the clock of the directory's file system, never with the
+clock of a machine.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Applying:
 
     Args:
         trainer: the trainer that resumes.
-        begun: what the trainer was built with.
+        begun: the param groups and schedules with which the trainer was built.
         changes: the changed settings, for which the run continues with this trainer's values; () for none.
     """
 
@@ -206,7 +206,7 @@ class Applying:
 
 
 def scheduled_now(trainer: ResumableTrainer, name: str, number: int, key: str) -> str:
-    """Return the end of a log line about a changed base value: what its schedules make of it at this step.
+    """Return the end of a log line about a changed base value: its scheduled value at this step.
 
     Return "" if the value has no schedule.
 

@@ -299,7 +299,7 @@ def _arranged(state: Mapping[str, Any], optimizer: Any, match: _Match) -> dict[s
     """
     saved = state["param_groups"]
     numbers = {number for group in saved for number in group["params"]}
-    # what some optimizers keep besides the states of the parameters
+    # other entries, which some optimizers have besides the states of the parameters
     states = {key: value for key, value in state["state"].items() if key not in numbers}
     groups: list[dict[str, Any]] = []
     number = 0  # of the parameter, in the trainer's order

@@ -55,7 +55,7 @@ class Checked(NamedTuple):
 def check_resume(
     trainer: ResumableTrainer,
     settings: Settings,
-    found: Path,
+    path: Path,
     checkpoint: Mapping[str, Any],
     changed: Changed,
 ) -> Checked:
@@ -63,28 +63,28 @@ def check_resume(
 
     Args:
         settings: the settings with which the trainer was built.
-        found: the path of the checkpoint.
+        path: the path of the checkpoint.
         checkpoint: its contents, which stay unchanged.
         changed: the argument of `Trainer.resume`.
     """
-    check_layout(checkpoint, found)
-    _check_unit(trainer, checkpoint["meta"], found)
+    check_layout(checkpoint, path)
+    _check_unit(trainer, checkpoint["meta"], path)
     model, weights = unwrap(trainer.model), weights_of(checkpoint)
-    check_model_state(model, weights, strict=True, source=str(found))
+    check_model_state(model, weights, strict=True, source=str(path))
     begun = settings.record_begin()
-    by_name = ByName(trainer, checkpoint, begun.schedulers, found)
+    by_name = ByName(trainer, checkpoint, begun.schedulers, path)
     by_name.arrange()
     checkpoint = by_name.checkpoint
     meta, states = checkpoint["meta"], checkpoint["param_schedulers"]
-    check_groups(trainer.optimizer, checkpoint["optimizer"], found)
-    _check_needed_hooks(trainer, meta, found)
-    with refusing(f"{found} has meta.settings that cannot be compared with this trainer's"):
+    check_groups(trainer.optimizer, checkpoint["optimizer"], path)
+    _check_needed_hooks(trainer, meta, path)
+    with refusing(f"{path} has meta.settings that cannot be compared with this trainer's"):
         changes = [*by_name.changes, *settings.compare(meta)]
     changes += type_changes(model, weights)
     changes += position_changes(meta, trainer.loader, changes)
-    choice = choose(found, changed, changes, [*settings.compared, *by_name.names])
+    choice = choose(path, changed, changes, [*settings.compared, *by_name.names])
     states = Applying(trainer, begun).scheduler_states(states) if choice == "apply" else states
-    _check_length(trainer, states, meta, found)
+    _check_length(trainer, states, meta, path)
     rank_state = state_of_rank(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
     return Checked(checkpoint, weights, changes, choice, rank_state, by_name.new_groups, by_name.lines)
 

@@ -37,7 +37,7 @@ def fast_forward(
     saved: Sequence[Mapping[str, Any]],
     meta: Mapping[str, Any],
 ) -> None:
-    """Reset schedulers to their first step, and step them as often as those of a checkpoint were stepped.
+    """Reset schedulers to their first step, and step them as often as the checkpoint's were stepped.
 
     The param groups of their optimizer must have the values with which the schedulers were built.
 
@@ -99,8 +99,8 @@ def _steps_done(state: Mapping[str, Any]) -> int:
 def _steps_to_make(saved: Mapping[str, Any], built: Mapping[str, Any], meta: Mapping[str, Any]) -> int:
     """Return the number of steps after which a scheduler is as far as the checkpoint's was.
 
-    If the scheduler counts epochs and the checkpoint's counted iterations, or the other way round, the number
-    is that of the completed epochs or iterations.
+    If the scheduler counts epochs and the checkpoint's counted iterations, this is the number of completed
+    epochs; if it is the other way round, the number of completed iterations.
 
     Args:
         saved, built: the scheduler's state in the checkpoint, and its state when this trainer was built.

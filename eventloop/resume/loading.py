@@ -153,7 +153,7 @@ class RankState(NamedTuple):
     remembered: Mapping[str, Any] = {}
 
     def load_buffers(self, model: torch.nn.Module) -> None:
-        """Copy the buffers of this rank into those of the model with the same name and shape."""
+        """Copy this rank's saved buffers into the model's buffers of the same names and shapes."""
         own = dict(model.named_buffers())
         for name, buffer in self.buffers.items():
             if name in own and own[name].shape == buffer.shape:

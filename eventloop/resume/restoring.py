@@ -66,8 +66,8 @@ def read(state: TrainerState, path: str | Path | OlderThan, changed: Changed = "
         check_changed(changed)
         trainer.copying.join()
     decided_by_rank_0(trainer.ownership.await_end)
-    found = _find(state, path, check_usable, together=True)
-    return WasRead(found.path, found.state, found.last)
+    loaded = _find(state, path, check_usable, together=True)
+    return WasRead(loaded.path, loaded.state, loaded.last)
 
 
 def check(state: TrainerState, was_read: WasRead) -> None:
@@ -84,43 +84,45 @@ def load(state: TrainerState, was_read: WasRead, changed: Changed = "refuse", *,
         changed: the argument of `Trainer.resume`.
         by_name: whether the checkpoint may not be the newest one.
     """
-    trainer, (found, checkpoint, newest) = state.trainer, was_read
+    trainer, (path, checkpoint, newest) = state.trainer, was_read
     # the rollback includes the exchanges, so that an error on one rank leaves all ranks as they were
-    rollback = Rollback(found)
+    rollback = Rollback(path)
     with rollback, rollback:
         with raised_together("the resume"):
-            checkpoint, announced = _run_handlers(trainer, found, checkpoint)
-            checked = check_resume(trainer, state.settings, found, checkpoint, changed)
-            steps, lines = _load(state, found, checked, rollback)
-        check_same_weights(checked.weights, found)
-        resumed = Resumed(found, checked.checkpoint["meta"], changed, trainer.loader)
+            checkpoint, announced = _run_handlers(trainer, path, checkpoint)
+            checked = check_resume(trainer, state.settings, path, checkpoint, changed)
+            steps, lines = _load(state, path, checked, rollback)
+        check_same_weights(checked.weights, path)
+        resumed = Resumed(path, checked.checkpoint["meta"], changed, trainer.loader)
         rollback.commit([*steps, partial(state.record_resumed, resumed, by_name=by_name)])
     _publish(trainer, announced)
-    trainer.ownership.resumed_from(found, newest)
+    trainer.ownership.resumed_from(path, newest)
     for line in lines:  # only now: if the resume had failed, they would be untrue
         logger.warning("%s", line)
-    warn_of_zero_rates(trainer, found)
-    return found
+    warn_of_zero_rates(trainer, path)
+    return path
 
 
 def load_weights(state: TrainerState, path: str | Path, *, strict: bool) -> None:
     """Load the weights of a checkpoint into the model; `Trainer.load_checkpoint` has the arguments."""
     trainer, together = state.trainer, str(path) in NAMES_OF_ALL
-    what = f"load_checkpoint({str(path)!r})"
-    with raised_together(what) if together else nullcontext():
+    call = f"load_checkpoint({str(path)!r})"
+    with raised_together(call) if together else nullcontext():
         trainer.copying.join()
-    place, checkpoint, *_ = _find(state, path, None, together=together)
-    rollback = Rollback(place)
+    source, checkpoint, *_ = _find(state, path, None, together=together)
+    rollback = Rollback(source)
     with rollback, rollback:
-        with raised_together(what) if together else nullcontext():
-            checkpoint, announced = _run_handlers(trainer, place, checkpoint)
+        with raised_together(call) if together else nullcontext():
+            checkpoint, announced = _run_handlers(trainer, source, checkpoint)
             weights, model = loaded_weights(checkpoint), unwrap(trainer.model)
-            load_model, odd = prepare_model_state(model, weights, rollback, strict=strict, source=str(place))
+            load_model, strangers = prepare_model_state(
+                model, weights, rollback, strict=strict, source=str(source)
+            )
         if together:
-            check_same_weights(weights, place)
+            check_same_weights(weights, source)
         rollback.commit([load_model])
     _publish(trainer, announced)
-    log_strangers(odd, str(place))
+    log_strangers(strangers, str(source))
     state.record_weights()
 
 
@@ -153,12 +155,12 @@ def follow_loader(state: TrainerState, resumed: Resumed, loader: Iterable[Any]) 
 
 
 def _load(
-    state: TrainerState, found: Path, checked: Checked, rollback: Rollback
+    state: TrainerState, path: Path, checked: Checked, rollback: Rollback
 ) -> tuple[list[Callable[[], object]], list[str]]:
     """Load all parts of a checked checkpoint except the weights.
 
     Args:
-        found: the path of the checkpoint.
+        path: the path of the checkpoint.
         checked: its contents.
         rollback: gets functions that restore the loaded parts if the resume fails.
 
@@ -172,15 +174,13 @@ def _load(
     rollback.on_rollback("the random state", partial(set_rng_state, rng_state()))
     of_hooks = load_hooks(trainer.hooks, checkpoint, rollback)
     converts = any(change.name == "model_dtypes" for change in checked.changes)
-    load_optimizer_state(
-        trainer.optimizer, checkpoint["optimizer"], rollback, converts=converts, source=found
-    )
+    load_optimizer_state(trainer.optimizer, checkpoint["optimizer"], rollback, converts=converts, source=path)
     lines = [*checked.lines, *trainer.remembered.load(rank_state.remembered, rollback)]
     lines += _load_schedulers(state, checked, rollback)
-    load_model, _ = prepare_model_state(model, checked.weights, rollback, strict=True, source=str(found))
+    load_model, _ = prepare_model_state(model, checked.weights, rollback, strict=True, source=str(path))
     rollback.on_rollback("the position", present_position(trainer))
-    place = load_place(trainer, meta, rank_state, checked.changes, found)
-    lines += filter(None, ["; ".join(filter(None, [rank_state.inexact, place]))])
+    where = load_place(trainer, meta, rank_state, checked.changes, path)
+    lines += filter(None, ["; ".join(filter(None, [rank_state.inexact, where]))])
     steps: list[Callable[[], object]] = [
         load_model,
         partial(rank_state.load_buffers, model),
@@ -188,7 +188,7 @@ def _load(
         *([] if applies else [partial(state.settings.record, meta)]),
     ]
     changes = change_lines(checked.choice, checked.changes, trainer)
-    return steps, [*of_hooks, *(f"{found}: {line}" for line in (*changes, *lines))]
+    return steps, [*of_hooks, *(f"{path}: {line}" for line in (*changes, *lines))]
 
 
 def _load_schedulers(state: TrainerState, checked: Checked, rollback: Rollback) -> list[str]:

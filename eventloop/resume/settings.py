@@ -314,7 +314,7 @@ def frozen_parameters(model: torch.nn.Module) -> list[str]:
 
 
 def type_changes(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[Change]:
-    """Return a list with the change of the buffers' dtypes; [] if the weights have those of the model."""
+    """Return a list with the change of the buffers' dtypes; [] if the model and the weights have the same."""
     buffers = {
         name: buffer
         for name, buffer in model.named_buffers()

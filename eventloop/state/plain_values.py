@@ -90,7 +90,7 @@ def _place_of(found: Any, value: Any) -> str | None:
     """Return the keys that lead to an object in a nested state, such as "['a'][0]".
 
     It is called only after an error, because to build a text for every value would take most of the time of a
-    save. The keys of an object in a key or a set are those of the mapping or set.
+    save. For an object in a key or a set, the keys that lead to the mapping or set are returned.
 
     Args:
         found: the object.

@@ -50,8 +50,8 @@ def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """Return the number of bytes that a save of tensors copies and writes.
 
-    A sparse COO tensor, which has no `nbytes`, counts with the bytes of its indices and values. Of a sparse
-    tensor of another layout `nbytes` is that of the dense tensor, which is more than is written.
+    A sparse COO tensor, which has no `nbytes`, counts with the bytes of its indices and values. A sparse
+    tensor of another layout counts as if it were dense, because PyTorch's `nbytes` does so.
     """
     return sum(t.nbytes if t.layout is not torch.sparse_coo else _bytes_of_coo(t) for t in tensors)
 

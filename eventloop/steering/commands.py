@@ -66,7 +66,7 @@ class Commands:
 
     @property
     def recorded(self) -> list[Applied]:
-        """The commands that were applied, followed by those of a repetition that are still to be applied."""
+        """The applied commands, followed by the commands of an earlier run that are still to be applied."""
         return [*self._trainer.applied_commands, *self._repetition.left]
 
     def request(self, name: str, *words: str, source: str = PROGRAM, **arguments: Any) -> None:

@@ -57,7 +57,7 @@ def refuse_future(trainer: SteeredTrainer, iteration: Any) -> None:
 
 
 def _path_of(trainer: SteeredTrainer, name: str) -> Path:
-    """Return the path of a checkpoint by its name: that of a hook's checkpoint, else one in the work_dir."""
+    """Return the path of the checkpoint with a name, among those of the hooks or in the `work_dir`."""
     for hook in trainer.hooks:
         for path in hook.known() if isinstance(hook, CheckpointSaver) else ():
             if path.name == name:

@@ -39,8 +39,8 @@ class Curve:
     def add(self, step: int, value: float) -> None:
         """Add a record of the scalar.
 
-        A step below the last one is that of a resumed run, which logs the records from there on again: the
-        points from this step on are removed first.
+        If the step is below the last one, a run was resumed, and logs the records from this step on again. So
+        the points from this step on are removed first.
 
         Args:
             step: the number of completed iterations.

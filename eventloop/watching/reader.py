@@ -228,7 +228,7 @@ def _refuse_other(run: Path) -> None:
 
 
 def _is_run(run: Path, names: Sequence[str], *, has_runs: bool) -> bool:
-    """Return whether a directory is that of a run.
+    """Return whether a directory belongs to a run.
 
     If directories of runs are in it, a single checkpoint file or the record of a dead owner does not suffice.
 
