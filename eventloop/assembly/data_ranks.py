@@ -55,10 +55,10 @@ def find_data_ranks(
 
 
 def _tensor_parallel(model: torch.nn.Module, world_size: int) -> int:
-    """Return how many ranks share a batch: more than 1 if tensor parallelism alone shards the model.
+    """Return how many ranks share a batch, which is 1 unless the model has only tensor parallelism.
 
-    Each dimension of a mesh of ranks must divide a parameter. A dimension along which no parameter is divided
-    may be one along which the data are, so nothing is assumed then, and 1 is returned.
+    Also return 1 if a mesh of ranks has a dimension along which no parameter is divided, because the data may
+    be divided along that dimension.
     """
     if not gathers_weights(model) or is_wrapped_by_fsdp(model) or _has_ddp(model):
         return 1

@@ -73,7 +73,7 @@ class IndexReader:
         if not (loader.num_workers and loader.in_order):
             batches = self._without_states(loader, skip, opened_with, rest) if skip else iter(loader)
             return first(batches, limit, skip)
-        if self._rebuilt is not None and not skip:
+        if self._rebuilt is not None and not skip:  # its persistent workers read another pass
             self._seeded_here = False
             lists_of(self._rebuilt).limit = limit
             return self._batches(iter(self._rebuilt), 0)

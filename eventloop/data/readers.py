@@ -116,9 +116,9 @@ class StatefulReader:
         if skip and self._ended:
             self._ended = False
             return iter(())
-        began, loaded, self._cut = self._began, self._loaded, limit is not None
+        had_pass, loaded, self._cut = self._began, self._loaded, limit is not None
         self._began, self._loaded, self._ended = True, False, False
-        if skip and not (began or loaded):
+        if skip and not (had_pass or loaded):
             why = f"the checkpoint has no state of the {type(loader).__name__}"
             return PlainReader(why).open(loader, skip, opened_with, limit)
         if skip and not loaded:
@@ -132,7 +132,7 @@ class StatefulReader:
             _begin_loaded(loader)
         if not skip:
             if loaded and self._leaves:
-                iter(loader)
+                iter(loader)  # opens the pass that was cut short, and leaves it
             return first(_next_pass(loader, state_before) if self._resumed else iter(loader), limit)
         iterator: Iterator[Any] = iter(loader)
         set_random_state(loader, state_before)

@@ -193,12 +193,12 @@ def _damage_by_rank(shards: Shards) -> list[str]:
 
 
 def _read_undamaged(damaged: Mapping[Path, str], path: Path) -> Loaded:
-    """Read a checkpoint without its shards, unless one of these is known to be damaged.
+    """Read a checkpoint without its shards on rank 0; raise its error if a shard is known to be damaged.
 
-    This includes the states of all ranks, so that rank 0 chooses another checkpoint if one is damaged.
+    The states of all ranks are read, so that rank 0 finds out if one of these files is damaged, too.
 
     Args:
-        damaged: the error for each checkpoint that is known to be damaged.
+        damaged: the errors of damaged checkpoints, by path.
     """
     if path in damaged:
         raise CheckpointError(damaged[path])

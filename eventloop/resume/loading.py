@@ -219,8 +219,8 @@ def position_changes(
 ) -> list[Change]:
     """Return a list with the change of a position that is lost with another number of ranks; else [].
 
-    With another number of ranks each has other data. The position in an IterableDataset, or of a loader with
-    a state of its own, cannot be converted to one in these.
+    If the number of ranks changes, each rank reads other data. A position in an IterableDataset, or of a
+    loader with a state of its own, cannot be converted to a position in these other data.
 
     Args:
         meta: the `meta` of the checkpoint.

@@ -97,7 +97,7 @@ class Settings:
         compared += self._of_schedulers(saved["param_schedulers"])
         for name, own in self._of_run().items():
             former = saved["run"].get(name, own)
-            # None is the length of a loader that has none, and is not refused
+            # None stands for a value that a loader does not have, such as a length: this is not refused
             may_differ = name in _OF_EVALUATIONS or former is None or own is None
             compared.append(Change(name, former, own, "noted" if may_differ else "given"))
         for name, options in self._options.items():

@@ -151,19 +151,20 @@ def with_arrays(value: Any, places: Iterable[Sequence[Any]]) -> Any:
         value: the state.
         places: the lists of keys that `arrays_as_tensors` has returned.
     """
-    for place in places:
-        value = _with_array(value, place)
+    for keys in places:
+        value = _with_array(value, keys)
     return value
 
 
-def _with_array(value: Any, place: Sequence[Any]) -> Any:
-    if not place:
+def _with_array(value: Any, keys: Sequence[Any]) -> Any:
+    """Return a nested state with an array in place of the tensor to which a list of keys leads."""
+    if not keys:
         return value.numpy().copy() if isinstance(value, torch.Tensor) else value
     try:
-        inner = value[place[0]]
-    except (KeyError, IndexError, TypeError):  # a handler has changed it since
+        inner = value[keys[0]]
+    except (KeyError, IndexError, TypeError):  # a handler has changed the checkpoint since it was saved
         return value
-    return _replaced(value, {place[0]: _with_array(inner, place[1:])})
+    return _replaced(value, {keys[0]: _with_array(inner, keys[1:])})
 
 
 def _replaced(value: Any, items: Mapping[Any, Any]) -> Any:
