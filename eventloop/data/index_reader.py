@@ -203,7 +203,7 @@ class IndexReader:
             self._merge_pending(number)
 
     def _merge_pending(self, trained_on: int) -> None:
-        """Store the random state that came with the last batch, unless that was not trained on.
+        """Store the random state that came with the last batch if that batch was trained on.
 
         Args:
             trained_on: the number of batches of the pass that were trained on.

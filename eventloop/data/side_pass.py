@@ -20,8 +20,8 @@ def apart(undo: Undo, loader: Iterable[Any]) -> Iterable[Any]:
     """Return an iterable for a separate pass over a loader, and let `undo` restore random states after it.
 
     For a `DataLoader` the iterable is a copy, which shares dataset and samplers; for any other loader it is
-    the loader itself. The states are those of the global random generators, and of generators that are
-    attributes of the loader and its parts.
+    the loader itself. The global random generators are restored, and generators that are attributes of the
+    loader and its parts.
     """
     undo.step(set_random_state, loader, random_state(loader))
     return _copy(loader) if isinstance(loader, DataLoader) else loader

@@ -42,9 +42,10 @@ def evaluated(
 
 
 def refuse_future(trainer: SteeredTrainer, iteration: Any) -> None:
-    """Refuse the metrics of a checkpoint of an iteration that this run has not reached.
+    """Refuse metrics that an evaluator reports for an iteration that this run has not reached.
 
-    They belong to another run, or to iterations that this run has abandoned by a rollback.
+    The evaluator has read a checkpoint of another run, or of iterations that this run has abandoned by a
+    rollback.
 
     Raises:
         CommandError: `iteration` is beyond the run's iteration, or is no int.

@@ -63,7 +63,7 @@ class Mailbox:
     def claim(self, command: Command) -> bool:
         """Claim a command just before it is applied; return False if its sender has withdrawn it."""
         if command.id not in self._in_inbox or command.id in self._claimed:
-            return True
+            return True  # it has no file in the inbox, or is claimed already
         claimed = self._inbox.claim(command.id)
         if claimed:
             self._claimed.add(command.id)
