@@ -1,6 +1,5 @@
-"""Build a trainer from its arguments: check them, create its directory, build and attach hooks and writers.
+"""Build a trainer: check its arguments, create its directory, and attach its hooks and writers.
 
-Start with `attach`, which has the default hooks and their order.
-
-May import the packages below `evaluation`, and not `training`.
+Start with `attach`, which has the default hooks and their order. The package may import the packages below
+`evaluation`, and not `training`.
 """

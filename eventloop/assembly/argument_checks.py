@@ -1,4 +1,4 @@
-"""Refuse arguments of the trainer that are invalid or contradict each other, before anything is created."""
+"""Refuse trainer arguments that are invalid or contradict each other, before anything is created."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eventloop.util.checks import positive
 from eventloop.util.functions import check_call, check_plain
 
 _IN_USE: WeakSet[Bus] = WeakSet()
-"""The buses that already serve a trainer; a second trainer must not use them."""
+"""The buses that belong to a trainer; a second trainer must not use them."""
 
 
 def check_trainer(
@@ -64,7 +64,7 @@ def check_trainer(
 
 
 def check_bus(bus: object) -> None:
-    """Refuse an object that is not a bus, and the bus of another trainer, whose hooks would act here too."""
+    """Refuse an object that is not a bus, and a bus of another trainer, whose hooks would be called too."""
     if bus is not None and not isinstance(bus, Bus):
         raise TypeError(f"bus must be a Bus, as Bus() makes one, got {bus!r}")
     if bus in _IN_USE:
@@ -75,7 +75,7 @@ def check_bus(bus: object) -> None:
 
 
 def register_bus(bus: Bus) -> None:
-    """Register that a bus serves a trainer, whose hooks are about to be attached."""
+    """Record that a bus belongs to a trainer, so that no other trainer may use it."""
     _IN_USE.add(bus)
     bus.for_runs = True
 
@@ -93,7 +93,7 @@ def check_signatures(**steps: object) -> None:
     """Refuse steps that cannot be called with `(trainer, batch)`.
 
     Args:
-        steps: functions by the name of the trainer's argument.
+        steps: the functions, by the names of the trainer's arguments, such as `train_step`.
 
     Raises:
         TypeError: a step is not a function, or has another signature.

@@ -45,11 +45,11 @@ DEFAULT_HOOKS = {
     "costs": "CostsHook",
     "trace": "TraceHook",
 }
-"""The hooks of every trainer: the name, which is also the key in a checkpoint, and the class."""
+"""The class of each default hook, by the hook's name, which is also the key of its state in a checkpoint."""
 
 
 def make_work_dir(work_dir: str | Path | None) -> Path:
-    """Create the directory of the run's files; by default a new one under runs/, named by the time.
+    """Create the directory of the run's files; by default a new one under `runs/`, named by the time.
 
     Rank 0 chooses the new directory for all ranks, and an error of one rank is raised on all: without
     `work_dir` this is a collective. With it, each rank creates the directory on its own. In a dry run, a
@@ -89,6 +89,7 @@ def _open_directory(path: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
+    """Make a context whose OSErrors name the directory of the run."""
     try:
         yield
     except OSError as error:
@@ -98,7 +99,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def free_directory(path: Path) -> Path:
-    """Create a directory, the same one for all ranks; while its name is taken, with a number after it."""
+    """Create a new directory, and return its path on all ranks; if the name is taken, add a number to it."""
     return decided_by_rank_0(lambda: _make_free(path))
 
 
@@ -135,9 +136,9 @@ def facts_of(trainer: TrainerParts) -> Run:
 
 
 def default_writers() -> list[dict[str, Any]]:
-    """Return the configs of the default writers: a console writer if a person is watching.
+    """Return the configs of the default writers: a ConsoleWriter in a terminal or a notebook, else none.
 
-    It writes to standard error, so that standard output holds only the program's own output. A notebook shows
+    It writes to standard error, so that standard output has only the program's own output. A notebook shows
     standard error in red, so there it writes to standard output.
     """
     if in_notebook():
@@ -151,9 +152,17 @@ def attach_all(
     writers: Sequence[Any] | None,
     default_hooks: Mapping[str, Any],
 ) -> tuple[list[Any], list[Any]]:
-    """Build configs, name the hooks, and subscribe hooks and writers. Writers write on rank 0 only.
+    """Build configs, name the hooks, and subscribe hooks and writers; writers only on rank 0.
 
-    In a dev run those that `is_omitted` names are built and checked, and not subscribed.
+    In a dev run the parts for which `is_omitted` is true are built and checked, and not subscribed.
+
+    Args:
+        trainer: the trainer.
+        hooks, writers: objects or configs; None for the default writers.
+        default_hooks: changes of the default hooks; see `_with_defaults`.
+
+    Returns:
+        The hooks, and the writers.
 
     Raises:
         TypeError, ValueError: an object is not a hook or writer, a name is unknown, or two hooks share a
@@ -178,9 +187,9 @@ def attach_all(
 
 
 def _count(trainer: TrainerParts) -> None:
-    """Find the hook that makes the optimizer's steps, and let an iteration be one of them if it shall.
+    """Find the hook that makes the optimizer's steps, which are iterations with `unit="update"`.
 
-    Hooks read the length of the run when they are checked.
+    This is done before the hooks are checked, as they read the length of the run then.
     """
     counting = trainer.counting
     steppers = [hook for hook in trainer.hooks if isinstance(hook, Accumulator)]
@@ -244,7 +253,7 @@ def check_attachable(candidate: Any, what: str) -> None:
         what: "hook" or "writer", for the error.
 
     Raises:
-        TypeError: it is a class, or no object of that kind.
+        TypeError: `candidate` is a class, or no hook or writer.
     """
     if isinstance(candidate, type):
         raise TypeError(
@@ -274,7 +283,7 @@ def check_writers(writers: Sequence[Any]) -> None:
     """Check that each object is a writer, listed once and with a name of its own.
 
     Raises:
-        TypeError, ValueError: one is not.
+        TypeError, ValueError: an object is no writer, is listed twice, or shares its name.
     """
     named: dict[str, Any] = {}
     for writer in writers:

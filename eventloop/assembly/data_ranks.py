@@ -1,4 +1,4 @@
-"""Find the number of ranks that have different data; the ranks of tensor parallelism share theirs."""
+"""Find how many ranks read different data: with tensor parallelism several ranks share each batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eventloop.util.checks import positive
 def find_ranks(
     given: int | None, model: torch.nn.Module, loader: Iterable[Any] | None
 ) -> tuple[int, int, int]:
-    """Return this process's rank, the number of ranks, and the number of them with different data."""
+    """Return this process's rank, the number of ranks, and how many ranks read different data."""
     rank, world_size = rank_and_world_size()
     return rank, world_size, find_data_ranks(given, model, loader, world_size)
 
@@ -26,10 +26,16 @@ def find_ranks(
 def find_data_ranks(
     given: int | None, model: torch.nn.Module, loader: Iterable[Any] | None, world_size: int
 ) -> int:
-    """Return the number of ranks with different data, as given by `Trainer(data_ranks=...)` or found.
+    """Return how many ranks read different data.
 
-    By default it is the number of shares of the loader's `DistributedSampler`. Without one, the ranks of a
-    model that has only tensor parallelism share their data, and all other ranks have data of their own.
+    By default this is the number of parts into which the loader's `DistributedSampler` divides the data.
+    Without such a sampler, the ranks of a model that has only tensor parallelism share their data, and all
+    other ranks have data of their own.
+
+    Args:
+        given: the argument `data_ranks` of the trainer, which is returned; None to find the number.
+        model, loader: the model and the train loader.
+        world_size: the number of ranks.
 
     Raises:
         TypeError, ValueError: `given` is not an int from 1 to `world_size` that divides it.
@@ -49,13 +55,14 @@ def find_data_ranks(
 
 
 def _tensor_parallel(model: torch.nn.Module, world_size: int) -> int:
-    """Return the number of ranks that share a batch, if nothing but tensor parallelism shards the model.
+    """Return how many ranks share a batch, which is 1 unless the model has only tensor parallelism.
 
-    Each dimension of a mesh must shard a parameter: one along which all of them are whole may divide data.
+    Also return 1 if a mesh of ranks has a dimension along which no parameter is divided, because the data may
+    be divided along that dimension.
     """
     if not gathers_weights(model) or is_wrapped_by_fsdp(model) or _has_ddp(model):
         return 1
-    meshes: dict[Any, set[int]] = {}  # with the dimensions along which a parameter is sharded
+    meshes: dict[Any, set[int]] = {}  # for each mesh the dimensions along which a parameter is sharded
     for parameter in filter(is_dtensor, model.parameters()):
         placements = enumerate(parameter.placements)  # type: ignore[attr-defined]
         sharded = {dimension for dimension, placement in placements if not placement.is_replicate()}

@@ -1,4 +1,4 @@
-"""Describe a training for `run.json`, for the report and for trackers: its options, model and versions."""
+"""Describe a training for `run.json`, the report and experiment trackers: options, model and versions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from eventloop.resume.settings import Settings
 
 
 def check_config(config: object) -> dict[str, Any]:
-    """Return the settings that a user gave as values that JSON has; {} for None.
+    """Return the argument `config` of the trainer, converted to values that JSON has; {} for None.
 
     Raises:
-        TypeError: it is no mapping, or a name in it is no text.
+        TypeError: `config` is no mapping, or a name in it is no text.
     """
     if config is None:
         return {}
@@ -42,7 +42,7 @@ def check_config(config: object) -> dict[str, Any]:
 
 
 def record_begin(trainer: ResumableTrainer, settings: Settings, *, trains: bool) -> Begin | None:
-    """Record the settings of a run that begins now, and return its begin; None unless it trains."""
+    """Record the settings of a run that begins now; return its time, iteration and host if it trains."""
     settings.record_begin()
     if not trains:
         return None
@@ -50,9 +50,10 @@ def record_begin(trainer: ResumableTrainer, settings: Settings, *, trains: bool)
 
 
 def describe(trainer: ResumableTrainer, settings: Settings, begin: Begin) -> RunRecord:
-    """Return what a training was begun with; it reads no tensor.
+    """Return the model, machine, versions and options of a training, without reading a tensor's values.
 
-    It looks at each parameter, which takes milliseconds for thousands, so the heartbeat's thread calls it.
+    The loop over the parameters takes milliseconds for thousands of them, so the heartbeat's thread calls
+    this function.
     """
     known = [p for p in trainer.model.parameters() if not is_lazy(p)]
     device = trainer.device or next((p.device for p in known), torch.device("cpu"))
@@ -72,7 +73,10 @@ def describe(trainer: ResumableTrainer, settings: Settings, begin: Begin) -> Run
 
 
 def options_of(trainer: ResumableTrainer, of_checkpoints: Settings) -> dict[str, Any]:
-    """Return the settings that checkpoints have, and what hooks were constructed with, by their owners."""
+    """Return the settings of the trainer, its optimizers, its schedulers and its hooks.
+
+    They are the settings that checkpoints have, and the arguments with which the hooks were constructed.
+    """
     settings = of_checkpoints.state_dict()
     length = "max_epochs" if trainer.by_epoch else "max_iters"
     own = {length: getattr(trainer, length), "limit_batches": trainer.limits.given, **settings["run"]}
@@ -99,15 +103,20 @@ def options_of(trainer: ResumableTrainer, of_checkpoints: Settings) -> dict[str,
 
 
 def _optimizers(given: Any, groups: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return the class and the settings of an optimizer, or of each one by its name."""
-    found = {}
+    """Return the class and the settings of an optimizer, or those of several optimizers by name.
+
+    Args:
+        given: the trainer's optimizer, or its optimizers by name.
+        groups: the settings of the param groups, by the optimizer's name.
+    """
+    by_name = {}
     for name, optimizer in named_optimizers(given).items():
-        own = groups.get(name, [])
-        settings = own[0] if len(own) == 1 else {"param_groups": own}
-        found[name] = {"type": type(optimizer).__name__, **settings}
-    return found[""] if [*found] == [""] else found
+        of_groups = groups.get(name, [])
+        settings = of_groups[0] if len(of_groups) == 1 else {"param_groups": of_groups}
+        by_name[name] = {"type": type(optimizer).__name__, **settings}
+    return by_name[""] if [*by_name] == [""] else by_name
 
 
 def _public(state: Any) -> dict[str, Any]:
-    """Return the values of a scheduler's state that are its arguments: the names of others begin with `_`."""
+    """Return the arguments in a scheduler's state; the names of other values begin with `_`."""
     return {key: value for key, value in state.items() if not str(key).startswith("_")}

@@ -1,7 +1,7 @@
-"""Shorten a trainer's run to prove that a script runs: `Trainer(fast_dev_run=True)`.
+"""Shorten a trainer's run to a few batches that try out a script: `Trainer(fast_dev_run=True)`.
 
-The trainer is built as for the whole run, so that schedules, hooks and their options are checked against its
-real length. Then the run is shorten.
+This is a dev run. The trainer is built as for the whole run, so that schedules, hooks and their options are
+checked against its real length. Then the run is shortened.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from eventloop.util.checks import at_least, check_path
 logger = logging.getLogger("eventloop")
 
 SILENT_HOOKS = ("AsyncValidationHook", "CheckpointHook", "EarlyStoppingHook")
-"""Hooks that are built and checked in a dev run and in an evaluator, and not attached."""
+"""The hooks that are built and checked, but not attached, in a dev run and in an evaluator."""
 
 
 def batches_of(fast_dev_run: object) -> int:
-    """Return the number of batches of a dev run; 0 if the run is a normal one.
+    """Return the number of batches of a dev run, from the trainer's argument; 0 for no dev run.
 
     Raises:
         TypeError, ValueError: the argument is not a bool, nor a number of batches.
@@ -43,10 +43,11 @@ def batches_of(fast_dev_run: object) -> int:
 def make_temporary_dir(trainer: object, work_dir: object) -> Path:
     """Create a directory for a dev run or an evaluator, which is removed together with the trainer.
 
-    Each of several ranks has one of its own: no rank removes a directory in which another still writes.
+    Each rank creates a directory of its own, so that no rank removes one in which another still writes.
 
     Args:
-        work_dir: the directory of the whole run, of which only the type is checked.
+        trainer: the trainer with which the directory is removed.
+        work_dir: the trainer's argument, of which only the type is checked.
     """
     if work_dir is not None:
         check_path("work_dir", work_dir)
@@ -71,7 +72,7 @@ def shorten(
 
 
 def is_omitted(part: object) -> bool:
-    """Return whether a hook or writer is not attached in a dev run: it would stop early, or leave files."""
+    """Return whether a hook or writer is left out of a dev run, as it would stop it or write files."""
     if hasattr(part, "write"):
         return not WRITERS.holds("ConsoleWriter", part)
     return any(HOOKS.holds(name, part) for name in SILENT_HOOKS)

@@ -1,7 +1,7 @@
-"""Build a trainer that only validates the checkpoints of another run, and leaves that run's files alone.
+"""Build a trainer that only validates the checkpoints of another run, and does not change its files.
 
-`eventloop.sidecar` builds one by the function that also builds the training's trainer. It has a temporary
-`work_dir`, no writers, and none of the hooks that save or stop.
+This trainer is an evaluator. `eventloop.sidecar` builds it with the function of the user that also builds the
+training's trainer. It has a temporary `work_dir`, no writers, and none of the hooks that save or stop.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _building: ContextVar[_Evaluator | None] = ContextVar("building", default=None)
 
 @contextmanager
 def building_evaluator(device: str | None = None) -> Iterator[None]:
-    """Build each trainer of the block as an evaluator.
+    """Make a context in which each trainer is built as an evaluator.
 
     Args:
-        device: its device in place of the program's own; None for the program's own.
+        device: the device that the evaluator uses; None for the device that the program passes.
     """
     token = _building.set(_Evaluator(device))
     try:
@@ -43,13 +43,17 @@ def builds_evaluator() -> bool:
 
 
 def device_to_use(device: Any) -> Any:
-    """Return the device of the trainer that is being built: the evaluator's, or the program's own."""
+    """Return the device of the trainer that is being built.
+
+    Args:
+        device: the device that the program passes, which an evaluator may replace.
+    """
     evaluator = _building.get()
     return device if evaluator is None or evaluator.device is None else evaluator.device
 
 
 def refuse_training(bus: Bus) -> None:
-    """Let a training of an evaluator fail before its first iteration."""
+    """Subscribe a handler that raises RuntimeError when an evaluator begins a training."""
     bus.subscribe(_refuse, BeforeTrain, priority=Priority.HIGHEST, name="evaluator")
 
 

@@ -1,7 +1,8 @@
-"""Give each hook one trainer: in a second trainer a hook starts over, as it was when the first one got it.
+"""Let each hook belong to one trainer: if a second trainer is given a hook, the hook starts over.
 
-What a hook has seen, such as a best score, is of one training. The assembly calls this for hooks with a state
-and for eventloop's own; a hook of the user's without a state may serve several trainers.
+The state of a hook, such as a best score, belongs to one training. So a hook that has served a trainer is
+constructed again for the next one, as it was when the first trainer got it. The assembly does this for hooks
+with a state and for eventloop's own hooks; a hook of the user's without a state may serve several trainers.
 """
 
 from __future__ import annotations
@@ -23,22 +24,24 @@ logger = logging.getLogger("eventloop")
 
 _numbers = itertools.count(1)
 _trainers: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""The trainers by their numbers, which their hooks store: a hook can then still be copied and pickled."""
+"""The trainers by number. A hook stores the number of its trainer, so that it can be copied and pickled."""
 _Making = tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]
-"""The arguments of a constructor, by position and by name, and the attributes that were set after it."""
+"""The values to construct a hook again from: the arguments of its constructor by position, those by name, and
+the attributes that were set after the construction."""
 _PLAIN = (str, int, float, bool, type(None), tuple, type)
+"""An attribute of these types that is no field of a dataclass counts as set after its construction."""
 
 
 @contextmanager
 def owning_hooks(trainer: Any, hooks: Iterable[Any]) -> Iterator[None]:
-    """Make a trainer the owner of its hooks while it names, checks and attaches them in the context.
+    """Make a trainer the owner of hooks; in the context it names, checks and attaches them.
 
     A hook that another trainer has owned is constructed again, with the arguments of its construction. The
-    attributes that were set on it between its construction and its first trainer are set again. After an
-    error every hook is as before, with its former owner.
+    attributes that were set between its construction and its first trainer are set again. After an error in
+    the context every hook is as before, with its former owner.
 
     Raises:
-        ValueError: a hook cannot be constructed again, or serves a run of its former trainer just now.
+        ValueError: a hook cannot be constructed again, or its former trainer is in a run now.
     """
     before = [(vars(hook), dict(vars(hook))) for hook in hooks if _has_owner(hook)]
     try:
@@ -52,6 +55,7 @@ def owning_hooks(trainer: Any, hooks: Iterable[Any]) -> Iterator[None]:
 
 
 def _own(trainer: Any, hooks: Iterable[Any]) -> None:
+    """Store the trainer's number in each hook, with the values to construct the hook again from."""
     number = trainer.hook_owner = next(_numbers)
     _trainers[number] = trainer
     for hook in filter(_has_owner, hooks):
@@ -67,10 +71,10 @@ def _own(trainer: Any, hooks: Iterable[Any]) -> None:
 def check_hooks_owned(trainer: Any) -> None:
     """Refuse a run of a trainer if a later trainer has taken over one of its hooks.
 
-    A run that another engine drives, through a bridge, is not stopped: the log says it.
+    In a run that another engine drives, through a bridge, an error is logged instead.
 
     Raises:
-        RuntimeError: naming the hook.
+        RuntimeError: a later trainer owns a hook; the message names it.
     """
     for hook in filter(_has_owner, trainer.hooks):
         if vars(hook)["_owned"][0] == trainer.hook_owner:
@@ -85,14 +89,19 @@ def check_hooks_owned(trainer: Any) -> None:
 
 
 def _has_owner(hook: Any) -> bool:
+    """Return whether a hook may belong to one trainer only: it has a state, or is one of eventloop's."""
     return hasattr(hook, "__dict__") and (hook.stateful or type(hook).__module__.startswith("eventloop."))
 
 
 def _making(hook: Any) -> _Making | None:
-    """Return what makes the hook anew: its arguments, and what was set since; None if nobody knows."""
+    """Return the values to construct a hook again from; None if its arguments are unknown.
+
+    The constructor of an eventloop hook stores its arguments in `_made_with`, and its attributes at the end
+    of the construction in `_as_made`.
+    """
     attributes = vars(hook)
     as_made, arguments = attributes.pop("_as_made", None), attributes.get("_made_with")
-    if arguments is None and dataclasses.is_dataclass(hook):  # its constructor stores none
+    if arguments is None and dataclasses.is_dataclass(hook):  # its constructor stores no arguments
         arguments = (), _arguments(hook)
         fields = {field.name for field in dataclasses.fields(hook) if field.init}
         as_made = {k: v for k, v in attributes.items() if k in fields or not isinstance(v, _PLAIN)}
@@ -117,8 +126,12 @@ def given_arguments(hook: Any) -> dict[str, Any]:
 
 
 def _arguments(hook: Any) -> dict[str, Any]:
-    """Return the arguments of a dataclass, without those that it makes by default, such as an empty list."""
-    found = {}
+    """Return the arguments with which a dataclass was constructed, by name.
+
+    Arguments that equal the result of a default factory, such as an empty list, are left out: the new object
+    makes its own.
+    """
+    arguments = {}
     for field in dataclasses.fields(hook):
         value = getattr(hook, field.name)
         if field.default_factory is not dataclasses.MISSING:
@@ -126,15 +139,24 @@ def _arguments(hook: Any) -> dict[str, Any]:
                 continue
             value = copy.copy(value)
         if field.init:
-            found[field.name] = value
-    return found
+            arguments[field.name] = value
+    return arguments
 
 
 def _start_over(hook: Any, former: Any, making: _Making | None, first: _Making) -> _Making:
-    """Construct a hook again; return what it was made with, which are copies of the first values if need be.
+    """Construct a hook again, and return the values with which that was done.
 
-    Containers that the hook has changed are given to it again, for example a list that it reports to. Where
-    its new state would depend on them, they hold the state of the former training.
+    A container among the arguments that has changed since may be one that the hook reports to, and is passed
+    to it again. But if the state of the new hook depends on it, it holds the state of the former training.
+    Then copies from before the first training are passed.
+
+    Args:
+        former: the former trainer; None if it does not exist any more.
+        making: the values to construct the hook again from; None if they are unknown.
+        first: a copy of these values from before the first training.
+
+    Raises:
+        ValueError: the former trainer is in a run, or the hook cannot start over.
     """
     kind, of_its_own = type(hook).__name__, f"give each trainer a {type(hook).__name__} of its own"
     if former is not None and former.running:
@@ -165,6 +187,7 @@ def _start_over(hook: Any, former: Any, making: _Making | None, first: _Making) 
 
 
 def _construct(hook: Any, making: _Making) -> None:
+    """Construct a hook again in place, and set its attributes again."""
     args, kwargs, given = making
     vars(hook).clear()
     hook.__init__(*args, **kwargs)
@@ -173,7 +196,8 @@ def _construct(hook: Any, making: _Making) -> None:
 
 
 def _state(hook: Any) -> Any:
+    """Return the state of a hook; None if it cannot be read before a run."""
     try:
         return hook.state_dict()
-    except Exception:  # it has none before its first run
+    except Exception:
         return None

@@ -8,9 +8,9 @@ from eventloop.optim.optimizers import classes_text
 
 
 def trainer_text(trainer: TrainerParts) -> str:
-    """Return the model, the optimizer, how far the training is, the hooks and the directory.
+    """Return a text with a trainer's model, optimizer, progress, hooks and directory.
 
-    Of a trainer whose construction has failed, as a traceback may show it, return the class alone.
+    If the construction of the trainer has failed, a traceback may show it: return only the class then.
     """
     try:
         return _text(trainer)

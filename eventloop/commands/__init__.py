@@ -1,9 +1,10 @@
-"""Send commands to a running training, as files in its directory: `inbox/`, `outbox/`, `commands.jsonl`.
+"""Send commands to a running training, as files in its directory, and receive them there.
 
-Start with `messages`, which defines a command and its answer. `client` sends a command and waits for its
-answer, the run receives commands with `inbox`, and `record` reads and writes the file of applied commands.
-`eventloop.steering` applies commands to a trainer. This package imports `ownership`, `temporary` and `util`,
-and no torch. Its public names are imported at their first use, because a run needs no client.
+Start with `messages`, which defines a command and its answer, files in `inbox/` and `outbox/`. `client` sends
+a command and waits for its answer, the run receives commands with `inbox`, and `record` reads and writes
+`commands.jsonl`, the file of applied commands. `eventloop.steering` applies commands to a trainer. This
+package imports `ownership`, `temporary` and `util`, and no torch. Its public names are imported at their
+first use, because a run needs no client.
 """
 
 from __future__ import annotations

@@ -35,13 +35,16 @@ from eventloop.commands.record import NAME, read_record
 from eventloop.ownership.owner import Owner, read_owner
 
 PATIENCE_SECONDS = 10.0
-"""Seconds for which `send` waits on after the timeout, if the run has begun to apply the command."""
+"""The least number of seconds that `send` waits on after the timeout while a run applies the command."""
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.01, 0.1
 """Seconds between the first two checks for an answer, and the most between later ones."""
 LIFE_SECONDS = 1.0
 """Seconds between two checks of whether the run's process is alive."""
 ROOM = 4096
-"""Bytes of the file of a command. The run overwrites it with the answer, even if the disk is full."""
+"""The least size of the file of a command in bytes.
+
+The run overwrites the file with its answer, which needs no further space on a full disk.
+"""
 
 
 class NoRunError(Exception):

@@ -39,7 +39,7 @@ logger = logging.getLogger("eventloop")
 AT_ONCE = 256
 """The most commands that one call of `receive` returns."""
 WRITING_SECONDS = 2.0
-"""Seconds after which a file that is no command, and has not grown, is refused."""
+"""Seconds for which a file that is no command must not have grown before it is refused."""
 REPORTED = 20
 """The most warnings that a run logs about files that it ignores."""
 

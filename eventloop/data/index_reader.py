@@ -1,7 +1,7 @@
 """Resume a pass over a map-style DataLoader by drawing only its lists of indices again.
 
-`readers` chooses it for a plain `DataLoader`, and for torchdata's over a data set without a state. No sample
-that was trained on is read again.
+`readers` chooses `IndexReader` for a plain `DataLoader`, and for torchdata's loader over a data set without a
+state. No sample that was trained on is read again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from eventloop.util.checks import length_of
 logger = logging.getLogger("eventloop")
 
 Lists = Iterable[list[Any]] | None
+"""Lists of the indices of a batch's samples, one list for each batch."""
 
 
 class IndexReader:
     """The reader of a map-style DataLoader, which resumes a pass by drawing only the indices again.
 
-    A resumed pass, and each pass with workers, is read through a second loader with the same options. Its
-    workers return their random state with every batch. The checkpoint has the state after the last batch that
-    was trained on, not after batches read ahead, and the workers of the resumed run start with it.
+    A resumed pass, and each pass with worker processes, is read through a second loader with the same
+    options. Its workers return their random state with every batch. The checkpoint has the state after the
+    last batch that was trained on, not after batches read ahead, and the workers of the resumed run start
+    with it.
 
     A DataLoader draws the seed of its workers when a pass is opened, before the sampler draws. This class
     draws the seed in the same order, and keeps the state of the generator before that draw. Persistent
@@ -40,10 +42,10 @@ class IndexReader:
 
     def __init__(self) -> None:
         self._rebuilt: DataLoader[Any] | None = None  # the second loader, kept if its workers persist
-        self._states: dict[int, tuple[bytes, ...]] = {}
+        self._states: dict[int, tuple[bytes, ...]] = {}  # the random states of the workers, by number
         # of the last batch that was read: its index in the pass, its worker, and that worker's changed state
         self._pending: tuple[int, int, ChangedState] | None = None
-        self._seeded_with: torch.Tensor | None = None
+        self._seeded_with: torch.Tensor | None = None  # the state from which the workers' seed was drawn
         self._seeded_here = True  # True if the current pass seeded the workers, False if an earlier one did
 
     def open(
@@ -60,8 +62,8 @@ class IndexReader:
 
         Args:
             loader, skip, opened_with, limit: as in `Reader.open`.
-            rest: the lists of indices after the first `skip`, if batches of another size were skipped; None
-                for those of the loader.
+            rest: the lists of indices of the batches to return, if the batches that were trained on had
+                another size; None for those of the loader after the first `skip`.
         """
         self._merge_pending(skip)
         length = length_of(loader) if limit is None else limit
@@ -71,7 +73,7 @@ class IndexReader:
         if not (loader.num_workers and loader.in_order):
             batches = self._without_states(loader, skip, opened_with, rest) if skip else iter(loader)
             return first(batches, limit, skip)
-        if self._rebuilt is not None and not skip:
+        if self._rebuilt is not None and not skip:  # its persistent workers read another pass
             self._seeded_here = False
             lists_of(self._rebuilt).limit = limit
             return self._batches(iter(self._rebuilt), 0)
@@ -126,21 +128,21 @@ class IndexReader:
     def _without_states(
         self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any], rest: Lists
     ) -> Iterator[Any]:
-        """Resume a pass for which no random states of workers are kept: no workers, or `in_order=False`.
+        """Resume a pass without random states of workers: it has no workers, or `in_order=False`.
 
-        The first `skip` lists of indices are drawn and dropped.
+        The first `skip` lists of indices are drawn and dropped; see `open` for the arguments.
         """
         if loader.num_workers:
             logger.warning(
                 "the loader has in_order=False: the batches that were trained on are not known exactly, so "
                 "some may be trained on twice and others not at all"
             )
-        now = random_state(loader)
+        state_before = random_state(loader)
         set_random_state(loader, opened_with, opening=True)
         lists = iter(lists_of(loader))
         _draw_seed(loader)
         lists = _after(lists, skip, rest)
-        set_random_state(loader, now)
+        set_random_state(loader, state_before)
         indices = Indices(lists_of(loader), lists)
         seeds = torch.Generator(_source_of(loader).device)  # leaves the loader's generator as it is
         return iter(rebuild(loader, indices, seeds, loader.collate_fn, loader.worker_init_fn))
@@ -153,15 +155,16 @@ class IndexReader:
         limit: int | None,
         rest: Lists,
     ) -> Iterator[FromWorker]:
-        """Start workers at the beginning of a pass, or at the batch where a resumed pass continues."""
-        self._rebuilt = None  # ends the workers of the former loader, which have read ahead of this pass
-        now = random_state(loader)
+        """Start workers at the begin of a pass, or where a resumed pass continues; see `open`."""
+        self._rebuilt = None  # ends the workers of the former loader, which have read ahead
+        state_before = random_state(loader)
         if skip:
             set_random_state(loader, opened_with, opening=True)
         seeds = self._seed(loader, skip)
         if not skip and self._seeded_here:
             self._states = {}
-        # the workers take turns, and these had theirs before the checkpoint: each first gets an empty list
+        # the loader serves its workers in turn: those whose turn was before the checkpoint first get an empty
+        # list of indices, so that the next list goes to the same worker as in an uninterrupted run
         idle = skip % loader.num_workers
         inside = InWorker(loader.collate_fn, loader.worker_init_fn, self._states, idle)
         lists = first(_after(iter(Indices(lists_of(loader), limit=limit)), skip, rest), limit, skip)
@@ -171,7 +174,7 @@ class IndexReader:
         for _ in range(idle):
             _drop_empty(iterator, loader.dataset)
         if skip:
-            set_random_state(loader, now)
+            set_random_state(loader, state_before)
         self._rebuilt = rebuilt if loader.persistent_workers else None
         return iterator
 
@@ -187,12 +190,12 @@ class IndexReader:
             self._seeded_with = _draw_seed(loader)
         assert self._seeded_with is not None
         seeds = torch.Generator(_source_of(loader).device)
-        seeds.set_state(
-            self._seeded_with.clone()
-        )  # of a view torch would read other bytes: it ignores the offset
+        # a copy: of a view into a file's memory torch would read the bytes at the begin of that memory
+        seeds.set_state(self._seeded_with.clone())
         return seeds
 
     def _batches(self, iterator: Iterator[FromWorker], number: int) -> Iterator[Any]:
+        """Yield the batches of workers, and keep the workers' states; the first batch has index `number`."""
         for batch, worker, changed in iterator:
             self._pending = number, worker, changed
             number += 1
@@ -200,7 +203,7 @@ class IndexReader:
             self._merge_pending(number)
 
     def _merge_pending(self, trained_on: int) -> None:
-        """Store the random state that came with the last batch; drop it if that was not trained on.
+        """Store the random state that came with the last batch if that batch was trained on.
 
         Args:
             trained_on: the number of batches of the pass that were trained on.
@@ -231,15 +234,15 @@ def _source_of(loader: DataLoader[Any]) -> torch.Generator:
 
 def _draw_out(loader: DataLoader[Any], opened_with: Mapping[str, Any], limit: int | None) -> None:
     """Draw all lists of indices of a pass from the sampler, as a complete pass with workers has done."""
-    now = random_state(loader)
+    state_before = random_state(loader)
     set_random_state(loader, opened_with, opening=True)
     for _ in islice(lists_of(loader), limit):
         pass
-    set_random_state(loader, now)
+    set_random_state(loader, state_before)
 
 
 def _after(lists: Iterator[list[Any]], skip: int, rest: Lists) -> Iterator[list[Any]]:
-    """Return `rest`, else the lists of a pass without the first `skip`; the sampler draws its order here."""
+    """Return `rest`, or the lists of a pass after the first `skip`, for which the sampler draws its order."""
     if rest is not None:
         return iter([*rest])
     _drop(lists, skip)
@@ -248,7 +251,7 @@ def _after(lists: Iterator[list[Any]], skip: int, rest: Lists) -> Iterator[list[
 
 def _drop(lists: Iterator[list[Any]], skip: int) -> None:
     """Draw the first `skip` lists; warn if the sampler draws from a global generator during the pass."""
-    for _ in range(min(skip, 1)):
+    for _ in range(min(skip, 1)):  # for the first list a sampler draws the order of the whole pass
         next(lists, None)
     opened = rng_state()
     for _ in range(skip - 1):
@@ -263,14 +266,13 @@ def _drop(lists: Iterator[list[Any]], skip: int) -> None:
 
 
 def _drop_empty(iterator: Iterator[Any], dataset: Any) -> None:
-    """Read and drop the batch of an empty list of indices, so that the next list goes to the next worker.
+    """Read and drop the batch of an empty list of indices, with which a worker's turn is passed over.
 
-    A resumed pass begins with as many empty lists as are needed for each worker to get the same batches as
-    without the interruption. An error is ignored if the dataset has `__getitems__`, which may refuse an empty
-    list.
+    A resumed pass begins with empty lists so that each worker gets the same batches as in an uninterrupted
+    run. An error is ignored if the dataset has `__getitems__`, which may refuse an empty list.
     """
     try:
         next(iterator, None)
     except Exception:
-        if not hasattr(dataset, "__getitems__"):  # `__getitems__` may refuse an empty list
+        if not hasattr(dataset, "__getitems__"):
             raise

@@ -1,7 +1,7 @@
-"""Limit the number of batches of a pass over a loader, and count those of an iteration.
+"""Limit the number of batches of a pass over a loader, and count the batches of an iteration.
 
-The loops, the position and the hooks that need the length of an epoch ask the trainer's `Limits` for it in
-batches, and its `Counting` in iterations.
+The trainer's `Limits` gives the length of a pass in batches, and its `Counting` in iterations. The loops, the
+position in the loader, and hooks that need the length of an epoch use both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ LimitBatches = Limit | Mapping[str, Limit]
 
 MODES = ("train", "val", "test")
 _EXPECTED = "a number of batches (an int of at least 1) or a share of them (a float above 0, at most 1.0)"
-_ROUNDING = 1e-9  # 0.29 * 100 is a little below 29
+_ROUNDING = 1e-9
+"""A number of batches that is added before rounding down, because 0.29 * 100 is a little below 29."""
 
 
 class Limits:
@@ -49,12 +50,12 @@ class Limits:
     def length(self, mode: str, loader: Iterable[Any] | None) -> int | None:
         """Return the number of batches of a pass, or None if it is not known.
 
-        That of a loader without a length is its limit; its passes may be shorter.
+        For a loader without a length this is its limit, although its passes may be shorter.
 
         Raises:
             ValueError: the limit is a share, and the loader has no length or too few batches for it.
         """
-        limit = self._by_mode.get(mode, self._of_all) if mode in MODES else None  # a prediction is whole
+        limit = self._by_mode.get(mode, self._of_all) if mode in MODES else None  # a prediction has no limit
         length = length_of(loader)
         if loader is None or limit is None:
             return length
@@ -79,10 +80,10 @@ class Limits:
         """Refuse a share of loaders that have no length, or too few batches for it.
 
         Args:
-            loaders: the loaders by mode; several of a mode are a mapping.
+            loaders: for each mode a loader, or a mapping of several loaders by name.
         """
-        for mode, several in loaders.items():
-            for loader in named_loaders(several).values():
+        for mode, of_mode in loaders.items():
+            for loader in named_loaders(of_mode).values():
                 self.length(mode, loader)
 
     def cut(self, mode: str, loader: Iterable[Any]) -> int | None:
@@ -99,17 +100,17 @@ class Accumulator(Protocol):
     """Batches per optimizer step."""
 
     def begin_update(self) -> None:
-        """Begin an iteration of several batches without gradients, also if an error ended the one before."""
+        """Begin an iteration of several batches: drop gradients that a failed iteration has left."""
 
     def begin_batch(self, trainer: Any) -> None:
         """Prepare the forward pass of a further batch."""
 
     def add_batch(self, trainer: Any) -> None:
-        """Run backward on the loss in `trainer.outputs`, which then has the means over the batches so far."""
+        """Run backward on the loss in `trainer.outputs`, and replace the outputs by their means so far."""
 
 
 class Counting:
-    """What an iteration of a training is: a batch, or an optimizer step over several batches.
+    """Count the batches of a training's iterations: one each, or as many as an optimizer step has.
 
     Args:
         unit: "batch" or "update".
@@ -122,18 +123,18 @@ class Counting:
         check_choice("unit", unit, ("batch", "update"))
         self.unit = unit
         self.batches_per_step = 1
-        """The batches whose gradients the optimizer hook adds for a step, in either unit."""
+        """The number of batches whose gradients the optimizer hook adds for a step, in either unit."""
         self.batches_per_iter = 1
-        """The batches of an iteration; the last one of a pass over the loader may have fewer."""
+        """The number of batches in an iteration; the last iteration of a pass may have fewer."""
         self.batches = 1
-        """The batches of the current iteration, by which its end moves the position in the loader."""
+        """The number of batches in the current iteration, by which its end advances the position."""
         self.before = 0
-        """The batches of the current iteration before its current one."""
+        """The number of batches of the current iteration that came before the current batch."""
         self.accumulator: Accumulator | None = None
-        """The hook that runs backward on each batch, if an iteration has several; else None."""
+        """The hook that runs backward on each batch, if an iteration has several batches; else None."""
 
     def iterations(self, batches: int | None) -> int | None:
-        """Return the number of iterations in so many batches of a pass; None if these are unknown."""
+        """Return the number of iterations in `batches` batches of a pass; None for an unknown number."""
         return None if batches is None else -(-batches // self.batches_per_iter)
 
     def begin(self, accumulator: Accumulator, left: int | None = None) -> None:
@@ -141,24 +142,27 @@ class Counting:
 
         Args:
             accumulator: the hook that adds their gradients.
-            left: the batches that are left in the pass; None if unknown.
+            left: the number of batches that are left in the pass; None if it is unknown.
         """
-        most = self.batches_per_iter
-        self.batches = left if left is not None and 0 < left < most else most
+        whole = self.batches_per_iter
+        self.batches = left if left is not None and 0 < left < whole else whole
         self.before = 0
         accumulator.begin_update()
 
 
 def first(batches: Iterator[T], limit: int | None, skipped: int = 0) -> Iterator[T]:
-    """Return the batches of a pass up to its limit; no batch beyond it is fetched.
+    """Return the batches of a pass up to its limit, without fetching a batch beyond it.
 
     Args:
-        skipped: the number of batches of the pass that come before those of `batches`.
+        batches: the pass, perhaps without its first batches.
+        limit: the number of batches in the whole pass; None for no limit.
+        skipped: the number of batches of the pass that `batches` does not have.
     """
     return batches if limit is None else islice(batches, max(0, limit - skipped))
 
 
 def _checked(name: str, limit: object) -> Limit:
+    """Return a limit; raise TypeError or ValueError if it is neither a number of batches nor a share."""
     if isinstance(limit, bool) or not isinstance(limit, int | float):
         raise TypeError(f"{name} must be {_EXPECTED}, got {limit!r}")
     if limit < 1 if isinstance(limit, int) else not 0 < limit <= 1:

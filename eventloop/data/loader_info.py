@@ -1,6 +1,6 @@
 """Inspect a loader without reading it, name several loaders, and move batches to a device.
 
-`readers` uses the inspection to choose a reader for a loader; the loops use the rest.
+`readers` inspects a loader to choose a reader for it; the loops use the other functions.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def named_loaders(loaders: Loaders | None) -> dict[str, Iterable[Any]]:
 
 
 def check_loader(argument: str, loader: object, *, may_be_empty: bool = False) -> None:
-    """Refuse a loader that is not an iterable of batches, or has none.
+    """Refuse a loader that is not an iterable of batches, or that has no batches.
 
     Args:
-        argument: the argument that the user gave it as.
+        argument: the name of the argument for which the user passed the loader.
         loader: the loader.
-        may_be_empty: accept a loader without batches, as other ranks may have some.
+        may_be_empty: accept a loader without batches, because other ranks may have some.
 
     Raises:
-        TypeError, ValueError: see above; the message begins with the argument.
+        TypeError, ValueError: the loader is refused; the message begins with the name of the argument.
     """
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"{argument} must be an iterable of batches, got {loader!r}")
@@ -47,14 +47,14 @@ def check_loader(argument: str, loader: object, *, may_be_empty: bool = False) -
 
 
 def refuse_samples(argument: str, loader: object) -> None:
-    """Refuse a tensor, an array and a map-style data set as a loader: each of their rows would be a batch.
+    """Refuse a tensor, an array or a map-style data set as a loader: each row of it would be a batch.
 
     Args:
-        argument: the argument that the user gave it as.
+        argument: the name of the argument for which the user passed the loader.
         loader: the loader.
 
     Raises:
-        TypeError: see above; the message begins with the argument.
+        TypeError: the loader is refused; the message begins with the name of the argument.
     """
     if isinstance(loader, torch.Tensor | np.ndarray):
         name = "tensor" if isinstance(loader, torch.Tensor) else "array"
@@ -73,7 +73,7 @@ def check_named_loaders(argument: str, loaders: Loaders) -> None:
     """Refuse an argument that is neither a loader nor a mapping of loaders by name.
 
     Raises:
-        TypeError, ValueError: it is no loader, the mapping is empty, or has a name or a loader that is
+        TypeError, ValueError: the argument is no loader, the mapping is empty, or a name or a loader in it is
             invalid.
     """
     if not isinstance(loaders, Mapping):
@@ -102,10 +102,10 @@ def refuse_tensors(**loaders: Loaders | None) -> None:
     """Refuse a list or tuple of tensors where batches `(inputs, target)` are needed, such as `(x, y)`.
 
     Args:
-        loaders: the loaders by the arguments that the user gave them as.
+        loaders: the loaders, by the name of the argument for which the user passed them.
 
     Raises:
-        TypeError: see above; the message begins with the argument.
+        TypeError: a loader is refused; the message begins with the name of the argument.
     """
     for argument, given in loaders.items():
         for name, loader in named_loaders(given).items():
@@ -120,16 +120,16 @@ def refuse_tensors(**loaders: Loaders | None) -> None:
 
 
 def of_loader(loader: str, name: str) -> str:
-    """Return the name under which something of a named loader is reported: "clean/accuracy"."""
+    """Return the name of a metric with the name of its loader before it, such as "clean/accuracy"."""
     return f"{loader}/{name}" if loader else name
 
 
 _MOST_LOADERS = 64
-"""The most items of an attribute among which DataLoaders are looked for; a longer one holds data."""
+"""The most items in a list, tuple or dict that is searched for DataLoaders; a longer one is data."""
 
 
 def why_not_by_index(loader: Iterable[Any]) -> str | None:
-    """Return the reason why a pass over a loader cannot be resumed by indices; None if it can."""
+    """Return why a pass over a loader cannot be resumed by drawing the indices again; None if it can."""
     kind = type(loader).__name__
     if not isinstance(loader, DataLoader):
         return f"a {kind} is not a torch.utils.data.DataLoader, and has no state_dict and load_state_dict"
@@ -157,19 +157,19 @@ def dispatches(loader: object) -> bool:
 def parts_of(loader: object) -> dict[str, Any]:
     """Return a loader and the DataLoaders that it reads, each once, by the path of its attribute.
 
-    The path of the loader itself is "". The others are attributes of it, or items of an attribute that is a
-    short list, tuple or dict: a loader that combines several, or wraps one, holds them so.
+    The path of the loader itself is "". A loader that combines or wraps DataLoaders has them as attributes,
+    or as items of an attribute that is a short list, tuple or dict.
     """
-    found: dict[str, Any] = {"": loader}
+    parts: dict[str, Any] = {"": loader}
     for name, value in getattr(loader, "__dict__", {}).items():
         for path, item in _items(name, value):
-            if isinstance(item, DataLoader) and all(item is not other for other in found.values()):
-                found[path] = item
-    return found
+            if isinstance(item, DataLoader) and all(item is not other for other in parts.values()):
+                parts[path] = item
+    return parts
 
 
 def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an attribute and its items, with their paths; not the items of a collection of data."""
+    """Yield an attribute and its items with their paths; the items of a long collection are left out."""
     yield name, value
     if isinstance(value, dict | list | tuple) and len(value) <= _MOST_LOADERS:
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
@@ -182,7 +182,7 @@ def has_workers(loader: object) -> bool:
 
 
 def persists(loader: object) -> bool:
-    """Return whether workers of a loader, or of a DataLoader that it reads, serve more than one pass."""
+    """Return whether a loader, or a DataLoader that it reads, has workers that live beyond one pass."""
     return any(
         isinstance(part, DataLoader) and part.num_workers > 0 and part.persistent_workers
         for part in parts_of(loader).values()
@@ -197,7 +197,10 @@ def is_stream(loader: object) -> bool:
 
 
 def to_device(batch: Any, device: torch.device | None) -> Any:
-    """Move the tensors of a nested batch to a device, asynchronously if pinned; None moves nothing."""
+    """Return a nested batch with its tensors on a device; the copy of pinned tensors is asynchronous.
+
+    For the device None the batch is returned as it is.
+    """
     if device is None:
         return batch
     if isinstance(batch, torch.Tensor):

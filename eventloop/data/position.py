@@ -1,4 +1,4 @@
-"""Save and restore the position of a trainer in its loader, so that a run can resume in mid-epoch.
+"""Save and restore the position of a trainer in its loader, so that a run can resume within an epoch.
 
 The trainer owns one `LoaderPosition`; the train loop opens passes through it, and checkpoints contain its
 state.
@@ -49,18 +49,19 @@ class LoaderPosition:
 
     def __init__(self, trainer: TrainerParts) -> None:
         self._trainer = trainer
-        self._passes = 0  # number of passes opened
+        self._passes = 0  # the number of passes that were opened
         self.length: int | None = None
         """The number of batches of the current pass, if it is known."""
         self.batches = 0
         """The number of batches of the current pass before the current iteration, or the next one."""
-        self._opened_with: dict[str, Any] = {}
-        # states of a checkpoint, kept until the loader is opened
+        self._opened_with: dict[str, Any] = {}  # the random state with which the current pass was opened
+        # from a checkpoint, kept until the loader is opened: the states of its generators and samplers, and
+        # the state of its reader
         self._own: dict[str, Mapping[str, Any]] = {}
         self._loader_state: Mapping[str, Any] | None = None
         self._resuming = False
         self._opened_at: tuple[int, int] | None = None  # iteration and epoch at the opening of the pass
-        self._current: tuple[Any, Reader] | None = None
+        self._current: tuple[Any, Reader] | None = None  # the loader of the last pass, and its reader
         self._by_index: WeakKeyDictionary[Any, Reader] = WeakKeyDictionary()  # readers with live workers
         # cleared by a finalizer, because the trainer is part of reference cycles: if a loader and the queues
         # of its workers are collected together, the workers get no signal to end; each costs a wait of 5 s
@@ -69,10 +70,13 @@ class LoaderPosition:
         """The number of batches of the current pass that are left out: an earlier run trained on them, or a
         rollback skips them."""
         self.to_skip = 0
-        """The number of the next batches, of this pass and those after it, that a rollback skips."""
-        self._passed = 0  # batches of the passes before the current one
-        self._samples: int | None = None  # of a checkpoint: those of the pass that all ranks have trained on
-        self._short = 0  # how many fewer they are than `batch_idx` batches of this loader have
+        """How many of the next batches, of this pass and later ones, a rollback skips."""
+        self._passed = 0  # the number of batches in the passes before the current one
+        # from a checkpoint: how many samples of the pass all ranks together have trained on
+        self._samples: int | None = None
+        # how many samples fewer they are than the first `self.batches` batches of this loader have: it has
+        # batches of another size, and continues within a batch
+        self._short = 0
         self.evaluated = 0
         """The number of scheduled evaluations completed since the last training iteration."""
 
@@ -94,23 +98,27 @@ class LoaderPosition:
 
     @property
     def passed(self) -> int:
-        """Return the number of batches since the first one of the run, those skipped included."""
+        """Return the number of batches that the run has passed since its begin, skipped ones included."""
         return self._passed + self.batches
 
     def batches_of(self, iterations: int) -> int:
-        """Return the number of batches in the last iterations, of which a pass's last one may have fewer."""
-        counting, here, length = self._trainer.counting, self.batches, self.length
-        most, each = counting.batches_per_iter, counting.iterations(length)
-        if most == 1 or not length or not each:
-            return iterations * most
-        before = iterations - -(-here // most)
-        if before <= 0:
-            return here + before * most
-        passes, rest = divmod(before, each)
-        return here + passes * length + (length - (each - rest) * most if rest else 0)
+        """Return the number of batches in the last iterations; the last iteration of a pass may have fewer.
+
+        Args:
+            iterations: how many iterations before the present position are counted.
+        """
+        counting, in_pass, length = self._trainer.counting, self.batches, self.length
+        whole, iters_a_pass = counting.batches_per_iter, counting.iterations(length)
+        if whole == 1 or not length or not iters_a_pass:
+            return iterations * whole
+        earlier = iterations - -(-in_pass // whole)  # those in passes before the current one
+        if earlier <= 0:
+            return in_pass + earlier * whole
+        passes, rest = divmod(earlier, iters_a_pass)  # the rest is the end of a pass
+        return in_pass + passes * length + (length - (iters_a_pass - rest) * whole if rest else 0)
 
     def end_pass(self) -> None:
-        """Begin the next epoch at batch 0."""
+        """Set the position to the begin of the next pass."""
         self._passed = self.passed
         self.batches = self.evaluated = 0
 
@@ -129,7 +137,7 @@ class LoaderPosition:
         self._resuming = self.batches > 0
 
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Open a pass over the train loader, and return its batches, after a resume only the rest."""
+        """Open a pass over the train loader, and return its batches; of a resumed pass only the rest."""
         self.length = self._trainer.limits.length("train", loader)
         skip = self.skipped = self.batches if self._resuming else 0
         self._resuming = False
@@ -137,7 +145,7 @@ class LoaderPosition:
         self._rewind(loader, skip)
         reader = self._reader(loader)
         if self._loader_state is not None:
-            if self._passes > bool(skip):
+            if self._passes > bool(skip):  # there was a pass before the one that is opened
                 reset_iterators(loader)
             reader.load_state_dict(loader, self._loader_state)
             self._loader_state = None
@@ -151,6 +159,7 @@ class LoaderPosition:
             self._opened_at = self._trainer.iter, self._trainer.epoch
         limit = self._trainer.limits.cut("train", loader)
         if self._short and isinstance(reader, IndexReader) and isinstance(loader, DataLoader):
+            # the pass continues within a batch of this loader, so the rest is divided into other batches
             rest = rest_of(loader, self._trained_on(skip) or 0, self._trainer.data_ranks)
             self.length = skip + len(rest) if limit is None else min(limit, skip + len(rest))
             return reader.open(loader, skip, self._opened_with, limit, rest)
@@ -164,12 +173,12 @@ class LoaderPosition:
             self._passes -= 1
 
     def _restore_own(self, loader: Iterable[Any], *, opening: bool) -> None:
-        """Restore the states of the loader's generators after a resume, and of its samplers if `opening`.
+        """Restore the states of the loader's generators and samplers after a resume.
 
         Args:
             loader: the loader.
-            opening: whether a new pass is opened. If a pass is continued, the reader restores the samplers,
-                because it opens that pass from its beginning.
+            opening: whether a new pass is opened; then the samplers are restored. If a pass is continued, the
+                reader restores them, with the state of the pass's begin.
         """
         if "generators" in self._own:
             _restore(generators_of(loader), self._own.pop("generators"))
@@ -178,6 +187,7 @@ class LoaderPosition:
             set_samplers(loader, samplers)
 
     def _reader(self, loader: Iterable[Any]) -> Reader:
+        """Return the reader of a loader: the same one as before, if there was one."""
         if self._current is None or self._current[0] is not loader:
             reader = self._by_index.get(loader) if isinstance(loader, DataLoader) else None
             self._current = loader, reader or reader_of(loader)
@@ -201,9 +211,9 @@ class LoaderPosition:
             TypeError: the loader's own state contains values that could not be loaded with
                 `weights_only=True`.
         """
-        now = self.batches
+        batches = self.batches
         counting = self._trainer.counting
-        batch_idx = {"": now, "iter": now + counting.batches, "epoch": 0}[within]
+        batch_idx = {"": batches, "iter": batches + counting.batches, "epoch": 0}[within]
         loader = self._loader_state
         if loader is None:
             loader = {} if self._current is None else self._current[1].state_dict(self._current[0], batch_idx)
@@ -211,10 +221,11 @@ class LoaderPosition:
             "batch_idx": batch_idx,
             "samples": self._trained_on(batch_idx),
             "passes": self._passes,
-            "passed": self._passed + (now if within == "epoch" else batch_idx),
+            "passed": self._passed + (batches if within == "epoch" else batch_idx),
             **({"to_skip": self.to_skip} if self.to_skip else {}),
             "batches_per_iter": counting.batches_per_iter,
-            "opened_with": {} if within == "epoch" else self._opened_with,  # each pass has its own
+            # the next pass is opened with another state
+            "opened_with": {} if within == "epoch" else self._opened_with,
             **own_random_state(self._trainer.loader),
             **self._own,
             "evaluated": 0 if within else self.evaluated,
@@ -238,7 +249,11 @@ class LoaderPosition:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved position, and the generators of the loaders, without calling loaders or samplers.
 
-        A malformed state of a generator raises the error of the generator.
+        Args:
+            state: the result of `state_dict`.
+
+        Raises:
+            Exception: a generator refuses its state, which is malformed.
         """
         self.batches = int(state["batch_idx"])
         self._samples, self._short = state.get("samples"), 0
@@ -263,7 +278,10 @@ class LoaderPosition:
                 _restore(generators_of(loader), evaluations[mode])
 
     def _evaluated_on(self) -> dict[str, Iterable[Any]]:
-        """Return the evaluation loaders by mode, or by "val/name", without the train loader."""
+        """Return the evaluation loaders by mode, or by "val/name" if a mode has several.
+
+        The train loader is left out if it is used for evaluations, too.
+        """
         trainer = self._trainer
         loaders = {"val": trainer.val_loader, "test": trainer.test_loader}
         return {
@@ -274,25 +292,30 @@ class LoaderPosition:
         }
 
     def _trained_on(self, batch_idx: int) -> int | None:
-        """Return on how many samples all ranks have trained in `batch_idx` batches; None if it is unknown."""
+        """Return the number of samples on which all ranks together have trained; None if it is unknown.
+
+        Args:
+            batch_idx: the number of batches of the current pass on which each rank has trained.
+        """
         loader = self._trainer.loader if self._current is None else self._current[0]
         step = self._samples_of_step(loader)
         return step and (batch_idx * step - self._short if batch_idx else 0)
 
     def _samples_of_step(self, loader: Any) -> int | None:
+        """Return the number of samples in one batch of every rank together; None if it is unknown."""
         return samples_of_step(loader, self._trainer.data_ranks) if reads_by_index(loader) else None
 
     def move_to(self, loader: Any, lengths: tuple[int, int] | None, *, same_data: bool) -> str:
         """Convert a saved position to one in this run's loader, whose batches may have another size.
 
-        The pass continues at the next sample. If the number of samples is unknown, or that of other data, it
-        continues at the same fraction of the batches.
+        The pass continues at the next sample. If the number of samples that were trained on is unknown, or
+        the data set has another length, it continues at the same fraction of the batches.
 
         Args:
             loader: the loader of this run.
-            lengths: the number of batches of a pass, that of the checkpoint and this loader's; None if they
-                are equal, or unknown.
-            same_data: whether the loader has as many samples as that of the checkpoint.
+            lengths: the number of batches in a pass of the checkpoint's run and of this run; None if they are
+                equal, or unknown.
+            same_data: whether this run's data set is as long as the checkpoint's.
 
         Returns:
             Where the pass continues, for the log; "" at the beginning of a pass.
@@ -315,10 +338,11 @@ class LoaderPosition:
         )
 
     def drop_states_of_ranks(self, *, begins_again: bool) -> None:
-        """Drop what only a run with the same number of ranks continues from: the states of samplers.
+        """Drop the states of samplers, which are valid only for a run with the same number of ranks.
 
         Args:
-            begins_again: begin the interrupted pass again, because the loader's state is of one rank too.
+            begins_again: whether to begin the interrupted pass again, because the state of the loader is
+                valid only for the same number of ranks, too.
         """
         self._own.pop("samplers", None)
         if self._opened_with:
@@ -332,10 +356,11 @@ class LoaderPosition:
 def batches_of_update(
     trainer: TrainerParts, accumulator: Accumulator, reading: Iterator[Any]
 ) -> Iterator[Any]:
-    """Yield the further batches of an iteration that has several, and add the gradients of each.
+    """Yield the second and later batches of an iteration that has several, and add the gradients of each.
 
-    The caller has run the forward pass of the first one, and runs that of each other one before it requests
-    the next. A batch is fetched after backward of the one before, so the memory is that of one batch.
+    The caller has run the forward pass of the first batch, and runs that of a yielded batch before it
+    requests the next. A batch is fetched after the backward pass of the batch before, so that only one batch
+    is in memory.
 
     Args:
         trainer: the trainer, with the outputs of the forward pass in `trainer.outputs`.
@@ -345,24 +370,24 @@ def batches_of_update(
     counting, clock = trainer.counting, trainer.clock
     accumulator.add_batch(trainer)
     for done in range(1, counting.batches):
-        began = perf_counter() - clock.excluded
+        start = perf_counter() - clock.excluded
         if (batch := next(reading, _NONE)) is _NONE:
             counting.batches = done
             return
         trainer.batch, trainer.outputs = to_device(batch, trainer.device), None
         counting.before = done
-        clock.charge("data", perf_counter() - clock.excluded - began)
+        clock.charge("data", perf_counter() - clock.excluded - start)
         accumulator.begin_batch(trainer)
         yield trainer.batch
         accumulator.add_batch(trainer)
 
 
 def _restore(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Restore a loader's own generators, and log those without a state in the checkpoint."""
-    if lost := without_state(generators, saved):
+    """Restore a loader's own generators, and warn of generators without a state in the checkpoint."""
+    if missing := without_state(generators, saved):
         logger.warning(
             "the samples may not be those of the interrupted run, as the checkpoint has no state of %s: "
             "resume with the loader of that run",
-            ", ".join(lost),
+            ", ".join(missing),
         )
     put_states(generators, saved)

@@ -1,16 +1,17 @@
 """Choose how a pass over a loader is opened, and how an interrupted pass is resumed.
 
-`LoaderPosition` uses it. There are three ways:
+`LoaderPosition` uses it. There are three ways to resume a pass:
 
 - For a `DataLoader` over a map-style dataset only the lists of indices are drawn again; no sample is read
   twice.
-- A loader with `state_dict` and `load_state_dict` resumes by itself, as exactly as it can. torchdata's
-  StatefulDataLoader does so if its data set has a state; else it is read like a `DataLoader`.
+- A loader with `state_dict` and `load_state_dict` restores its own position, as exactly as it can. The
+  StatefulDataLoader of torchdata does so if its data set has a state; otherwise it is read like a
+  `DataLoader`.
 - For any other iterable the batches that were already trained on are read again and dropped. This is also
-  done if `state_dict` raises an error, as that of accelerate's loaders does, and for accelerate's loader that
+  done if `state_dict` raises an error, as it does for Accelerate's loaders, and for Accelerate's loader that
   reads on rank 0 for all ranks.
 
-The order is exactly that of the uninterrupted run if it is decided by
+The batches come in exactly the order of the uninterrupted run if the order is decided by
 
 - `set_epoch`, or draws from the global generators of Python, NumPy and torch when the pass is opened, up to
   its first list of indices, as with `shuffle=True` and torch's samplers;
@@ -18,13 +19,13 @@ The order is exactly that of the uninterrupted run if it is decided by
   or of its dataset. Its state is in the checkpoint;
 - a sampler with `state_dict` and `load_state_dict`, or an IterableDataset with these methods that is read in
   this process. The checkpoint has its state at the opening of the pass. This state must determine the next
-  pass, or be a position in this one, which is then found by drawing.
+  pass, or be a position in the current pass, which is then found by drawing.
 
-With a limit of batches the second kind of sampler, with a position in its state, is not exact. State in other
-places is not found, such as generators of transforms or a count of passes in an attribute. Use
-torchdata's StatefulDataLoader for it. From the state of a dataset in worker processes, only the global
-generators are restored, and only for a map-style dataset. Where batches are read again, a warning says so if
-the last of them differs from the batch that was trained on.
+With a limit of batches, a sampler whose state is a position is not exact. State in other places is not found,
+such as generators of transforms, or a count of passes in an attribute; use torchdata's StatefulDataLoader for
+it. Of the state in worker processes only the global generators are restored, and only for a map-style
+dataset. If batches are read again, and the last of them differs from the batch that was trained on, a warning
+is logged.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ class Reader(Protocol):
     ) -> Iterator[Any]:
         """Begin a pass over the loader, and return its batches without the first `skip`.
 
-        If batches are skipped, the random state of this process is the same after the call as before it.
+        If batches are skipped, the call leaves the random state of this process unchanged.
 
         Args:
             loader: the loader.
             skip: the number of batches that were already trained on.
             opened_with: the random state with which the pass was first opened.
-            limit: the number of batches, those skipped included, after which the pass is cut short; None if
-                the loader ends it.
+            limit: the number of batches, those skipped included, after which the pass is cut short; None for
+                all batches of the loader.
         """
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
@@ -77,7 +78,7 @@ class Reader(Protocol):
 
 
 def reader_of(loader: Iterable[Any]) -> Reader:
-    """Return the reader for a loader: of those that can read it, the most exact one after a resume."""
+    """Return the reader for a loader that resumes its passes most exactly."""
     if has_own_state(loader):
         return StatefulReader()
     if hasattr(loader, "load_state_dict") and (error := state_dict_error(loader)):
@@ -92,19 +93,21 @@ def reader_of(loader: Iterable[Any]) -> Reader:
 class StatefulReader:
     """The reader of a loader that saves its own position, such as torchdata's StatefulDataLoader.
 
-    A resumed run is as exact as the loader is; a warning names the random numbers and samples that the state
-    of its kind may lack. The loader begins with the random state at the opening of the pass, so that it may
-    draw its order again.
+    A resumed run is as exact as the loader's own state; a warning names the random numbers and samples that
+    the state may lack. A resumed pass begins with the random state of its first opening, so that the loader
+    may draw its order again.
 
-    At the end of a pass that a limit cuts short, the loader's state is one within the pass. A resumed run
-    opens that pass, leaves it, and opens the next one.
+    At the end of a pass that a limit cuts short, the state of the loader is a position within the pass. A
+    resumed run opens that pass, leaves it, and opens the next one.
     """
 
     def __init__(self) -> None:
-        self._began = self._loaded = self._resumed = False
+        self._began = False  # whether a pass was opened
+        self._loaded = False  # whether a state was loaded, and no pass was opened since
+        self._resumed = False  # whether a pass was resumed in this run
         self._cut = False  # whether a limit cuts the passes short
         self._leaves = False  # whether the loaded state is of the end of a pass that was cut short
-        self._ended = False  # True if the state that was loaded is that of a pass without batches left
+        self._ended = False  # whether the pass of the loaded state has no batches left
 
     def open(
         self, loader: Any, skip: int, opened_with: Mapping[str, Any], limit: int | None = None
@@ -113,14 +116,15 @@ class StatefulReader:
         if skip and self._ended:
             self._ended = False
             return iter(())
-        began, loaded, self._cut = self._began, self._loaded, limit is not None
+        had_pass, loaded, self._cut = self._began, self._loaded, limit is not None
         self._began, self._loaded, self._ended = True, False, False
-        if skip and not (began or loaded):
+        if skip and not (had_pass or loaded):
             why = f"the checkpoint has no state of the {type(loader).__name__}"
             return PlainReader(why).open(loader, skip, opened_with, limit)
         if skip and not loaded:
-            loader.load_state_dict(loader.state_dict())  # continues the pass that a stop interrupted
-        now = random_state(loader)
+            # within this process a stop has interrupted the pass: the loader shall continue it
+            loader.load_state_dict(loader.state_dict())
+        state_before = random_state(loader)
         if skip:
             set_random_state(loader, opened_with)
         if skip or loaded:
@@ -128,10 +132,10 @@ class StatefulReader:
             _begin_loaded(loader)
         if not skip:
             if loaded and self._leaves:
-                iter(loader)
-            return first(_next_pass(loader, now) if self._resumed else iter(loader), limit)
+                iter(loader)  # opens the pass that was cut short, and leaves it
+            return first(_next_pass(loader, state_before) if self._resumed else iter(loader), limit)
         iterator: Iterator[Any] = iter(loader)
-        set_random_state(loader, now)
+        set_random_state(loader, state_before)
         return first(iterator, limit, skip)
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
@@ -149,36 +153,38 @@ class StatefulReader:
         if "stateful" in state:
             loader.load_state_dict(state["stateful"])
             self._loaded, self._leaves = True, state.get("cut", False)
-            own = state["stateful"]  # Accelerate's loaders read ahead, and know the end at their last batch
+            # Accelerate's loaders read ahead, so their state says at the last batch that the pass has ended
+            own = state["stateful"]
             self._ended = isinstance(own, Mapping) and own.get("_iterator_finished") is True
             _warn_of_lacks(loader)
 
 
 def _begin_loaded(loader: Any) -> None:
-    """Let a loader begin the pass of the state that was loaded; torchdata's do so when asked for a state."""
+    """Let torchdata's loaders begin the pass of a loaded state, which a call of `state_dict` does."""
     for part in parts_of(loader).values():
         if saves_itself(part):
             part.state_dict()
 
 
-def _next_pass(loader: Any, now: Mapping[str, Any]) -> Iterator[Any]:
+def _next_pass(loader: Any, state_before: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the batches of a whole pass, in a run that was resumed.
 
-    The pass begins with the random state `now`, whatever the loader draws to find the end of the former one.
-    The first pass that torchdata's loaders open may be the rest of the former one, which is empty.
+    The first iterator of torchdata's loaders may be the rest of the former pass, which is empty. Then a
+    second one is opened. Both begin with the same random state, so that the numbers drawn for the empty rest
+    do not change the order of the pass.
     """
     for _ in range(2):
-        empty = True
-        set_random_state(loader, now)
+        is_empty = True
+        set_random_state(loader, state_before)
         for batch in loader:
-            empty = False
+            is_empty = False
             yield batch
-        if not empty:
+        if not is_empty:
             return
 
 
 def _warn_of_lacks(loader: Any) -> None:
-    """Warn of what the state of a loader may lack; nothing tells whether its batches depend on that."""
+    """Warn of state that a loader's own state may lack, without knowing whether its batches depend on it."""
     lacks = []
     if not isinstance(loader, DataLoader):
         lacks.append("random generators of its parts")

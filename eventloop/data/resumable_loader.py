@@ -1,7 +1,7 @@
-"""Create a second DataLoader with the options of another one, whose first pass may begin in its middle.
+"""Create a copy of a DataLoader whose first pass begins where an interrupted pass continues.
 
-`IndexReader` uses it. The middle may be a place between batches of another size, or of another number of
-ranks: then `Rest` has the indices.
+`IndexReader` uses it. If the run that was interrupted had batches of another size, or another number of
+ranks, `Rest` divides the samples that are left in the pass.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from eventloop.util.checks import length_of
 
 
 class Rest(Sampler[Any]):
-    """The indices of one rank in the rest of a pass, after the samples on which all ranks have trained.
+    """A sampler of the indices that one rank reads in the rest of a pass.
 
-    The rest of the order of a DistributedSampler is divided over the ranks, and filled up or cut, as the
-    sampler does with a whole pass. Any other sampler leaves out its share of the samples.
+    The rest comes after the samples on which all ranks have trained. A DistributedSampler has one order of
+    all samples: its rest is divided over the ranks, and filled up or cut to equal parts, as the sampler does
+    with a whole pass. Of any other sampler the first indices are left out, as many as one rank has read.
 
     Args:
         sampler: the sampler of the whole pass.
         samples: the number of samples of the pass on which all ranks together have trained.
-        shares: the number of ranks over which the sampler divides the pass.
+        shares: the number of ranks over which the sampler divides the pass; see `shares_of`.
     """
 
     def __init__(self, sampler: Any, samples: int, shares: int) -> None:
@@ -51,9 +52,9 @@ class Rest(Sampler[Any]):
 
 
 def shares_of(loader: DataLoader[Any], data_ranks: int) -> int:
-    """Return the number of ranks over which a map-style loader's sampler divides a pass.
+    """Return the number of ranks over which the sampler of a map-style loader divides a pass.
 
-    It is 1 if the sampler gives each rank as many samples as the data set has.
+    It is 1 if the sampler yields as many indices on this rank as the data set has samples.
 
     Args:
         loader: the loader.
@@ -62,20 +63,20 @@ def shares_of(loader: DataLoader[Any], data_ranks: int) -> int:
     sampler, data_set = lists_of(loader).sampler, loader.dataset
     if isinstance(sampler, DistributedSampler):
         return int(sampler.num_replicas)
-    own, whole = length_of(sampler), length_of(data_set)  # type: ignore[arg-type]
-    return 1 if own is None or whole is None or own >= whole else data_ranks
+    own, all_samples = length_of(sampler), length_of(data_set)  # type: ignore[arg-type]
+    return 1 if own is None or all_samples is None or own >= all_samples else data_ranks
 
 
 def lists_of(loader: DataLoader[Any]) -> Any:
     """Return a loader's batch sampler, which yields a list of indices for each batch."""
-    assert loader.batch_sampler is not None  # else a PlainReader reads it
+    assert loader.batch_sampler is not None  # a PlainReader reads a loader without one
     return loader.batch_sampler
 
 
 def samples_of_step(loader: Any, data_ranks: int) -> int | None:
     """Return the number of samples in one batch of every rank together.
 
-    Return None if the loader has no sampler whose indices are put together to batches of one size.
+    Return None if the loader has no plain `BatchSampler`, so that batches may have any size, or no length.
 
     Args:
         loader: the loader.
@@ -89,22 +90,28 @@ def samples_of_step(loader: Any, data_ranks: int) -> int | None:
 
 
 def rest_of(loader: DataLoader[Any], samples: int, data_ranks: int) -> BatchSampler:
-    """Return the lists of indices of a pass after `samples` samples, on which all ranks have trained."""
+    """Return this rank's lists of indices for the rest of a pass.
+
+    Args:
+        loader: the loader.
+        samples: the number of samples of the pass on which all ranks together have trained.
+        data_ranks: the number of ranks that read different data.
+    """
     lists = lists_of(loader)
     rest = Rest(lists.sampler, samples, shares_of(loader, data_ranks))
     return BatchSampler(rest, lists.batch_size, lists.drop_last)
 
 
 class Indices:
-    """A batch sampler's lists of indices; those of the first pass may be given.
+    """Yield a batch sampler's lists of indices, in the first pass perhaps other lists.
 
-    A DataLoader with workers asks for two iterators and reads only one. This class asks the batch sampler for
-    an iterator when the first list is read, so that the sampler draws once.
+    A DataLoader with workers makes two iterators of its batch sampler, and reads only one. An iterator of
+    this class iterates over the batch sampler only when its first list is read, so the sampler draws once.
 
     Args:
         batch_sampler: the source of the lists.
-        first: the lists of the first pass; None takes them from `batch_sampler` as well.
-        limit: the number of lists of a pass from `batch_sampler`; None takes all of them.
+        first: the lists of the first pass; None to take them from `batch_sampler`, too.
+        limit: the largest number of lists in a pass from `batch_sampler`; None for all of them.
     """
 
     def __init__(
@@ -127,10 +134,10 @@ def rebuild(
     collate: Callable[[Any], Any],
     init: Callable[[int], Any] | None,
 ) -> DataLoader[Any]:
-    """Create a loader like another, with another batch sampler, `collate_fn` and `worker_init_fn`.
+    """Return a DataLoader with the options of another one, except those that are arguments here.
 
     Args:
-        loader: the loader whose options are used.
+        loader: the DataLoader whose options are used.
         indices: the batch sampler.
         generator: the generator from which the seed of the workers is drawn.
         collate, init: the `collate_fn` and the `worker_init_fn`.

@@ -23,7 +23,7 @@ _Generator = torch.Generator | random.Random | np.random.Generator | np.random.R
 def rng_state() -> dict[str, Any]:
     """Return the states of the global generators of Python, NumPy and torch, also of CUDA if initialised.
 
-    The numbers of a generator's state are in tensors, because hundreds of Python ints take long to copy and
+    The hundreds of words in a state are put into tensors, because as many Python ints take long to copy and
     to pickle.
     """
     numpy: Any = np.random.get_state()
@@ -42,39 +42,45 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     random.setstate(_from_python_state(state["python"]))
     name, words, *rest = state["numpy"]
     np.random.set_state((name, _words(words), *rest))
-    torch.set_rng_state(
-        state["torch"].clone()
-    )  # of a view torch would read other bytes: it ignores the offset
-    for index, device in _cuda_states(state):
-        torch.cuda.set_rng_state(device, index)
+    # a copy: of a view into a file's memory torch would read the bytes at the begin of that memory
+    torch.set_rng_state(state["torch"].clone())
+    for index, device_state in _cuda_states(state):
+        torch.cuda.set_rng_state(device_state, index)
 
 
 def _cuda_states(state: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the saved states of those CUDA devices that exist in this process, with their indices."""
+    """Yield the index and the saved state of each CUDA device that exists in this process."""
     if "cuda" in state and torch.cuda.is_available():
-        for index, device in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            yield index, device.clone()
+        for index, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            yield index, device_state.clone()
 
 
 def changed_generators(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return those of "python", "numpy" and "torch" that differ in two results of `rng_state`."""
+    """Return the global generators, of "python", "numpy" and "torch", whose states differ.
+
+    Args:
+        before, after: two results of `rng_state`.
+    """
     return [name for name in ("python", "numpy", "torch") if not same_state(before[name], after[name])]
 
 
 def module_generators(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the states of the generators among the attributes of a model's modules, by name."""
+    """Return the states of random generators that are attributes of a model's modules, by their paths."""
     return states_of(_generators_of_modules(model))
 
 
 def set_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-    """Restore the modules' generators from `module_generators`, if name and kind are the same."""
+    """Restore generators of a model's modules from the result of `module_generators`.
+
+    Those whose path or kind differs from the saved ones stay as they are.
+    """
     put_states(_generators_of_modules(model), saved)
 
 
 def _generators_of_modules(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the random generators among the attributes of a model's modules, by name.
+    """Return the random generators that are attributes of a model's modules, by their paths.
 
-    Torch's own modules have none.
+    Modules of torch's own classes are not searched, because they have no generators.
     """
     modules = model.named_modules()
     return generators_in(
@@ -86,37 +92,40 @@ def _generators_of_modules(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def generators_in(owners: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the generators among the attributes of some objects, each once, by the path of the attribute.
+    """Return the generators that are attributes of some objects, each once, by the path of the attribute.
 
-    Attributes of attributes are not searched. Global generators and those without a state, such as
+    Attributes of attributes are not searched. Global generators, and generators without a state such as
     `random.SystemRandom`, are left out.
+
+    Args:
+        owners: the objects by their paths, such as "sampler", with which the paths of their attributes begin.
     """
     mt19937: Any = np.random.mtrand
     known = {id(torch.default_generator), id(mt19937._rand), id(getattr(random, "_inst", None))}
-    found: dict[str, Any] = {}
-    for place, owner in owners.items():
+    generators: dict[str, Any] = {}
+    for path, owner in owners.items():
         for name, value in getattr(owner, "__dict__", {}).items():
             if isinstance(value, _Generator) and id(value) not in known and _has_state(value):
                 known.add(id(value))
-                found[f"{place}.{name}"] = value
-    return found
+                generators[f"{path}.{name}"] = value
+    return generators
 
 
 def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states of generators by place; each begins with the kind of the generator."""
-    return {place: [_kind(generator), *_state_of(generator)] for place, generator in generators.items()}
+    """Return the states of generators by path; each is a list that begins with the generator's kind."""
+    return {path: [_kind(generator), *_state_of(generator)] for path, generator in generators.items()}
 
 
 def put_states(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Restore each generator for which a state of the same kind was saved under the same place."""
-    for place, generator in generators.items():
-        if place in saved and saved[place][0] == _kind(generator):
-            _restore(generator, saved[place][1:])
+    """Restore each generator for whose path a state of the same kind was saved."""
+    for path, generator in generators.items():
+        if path in saved and saved[path][0] == _kind(generator):
+            _restore(generator, saved[path][1:])
 
 
 def without_state(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
-    """Return the places of generators for which no state of the same kind was saved."""
-    return [place for place, each in generators.items() if saved.get(place, [None])[0] != _kind(each)]
+    """Return the paths of generators for which no state of the same kind was saved."""
+    return [path for path, each in generators.items() if saved.get(path, [None])[0] != _kind(each)]
 
 
 def _kind(generator: _Generator) -> str:
@@ -145,7 +154,8 @@ def _state_of(generator: _Generator) -> list[Any]:
 
 def _restore(generator: _Generator, state: list[Any]) -> None:
     if isinstance(generator, torch.Generator):
-        generator.set_state(state[0].clone())  # of a view torch would read other bytes: it ignores the offset
+        # a copy: of a view into a file's memory torch would read the bytes at the begin of that memory
+        generator.set_state(state[0].clone())
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = _as_arrays(state[0], generator.bit_generator.state)
     elif isinstance(generator, np.random.RandomState):
@@ -183,10 +193,12 @@ def _as_arrays(state: Any, like: Any) -> Any:
 
 
 def _tensor(words: Any) -> torch.Tensor:
-    return torch.from_numpy(words.view(np.int32).copy())  # torch supports its unsigned types only in part
+    """Return unsigned words as a tensor of int32, because torch supports its unsigned types only in part."""
+    return torch.from_numpy(words.view(np.int32).copy())
 
 
 def _words(tensor: torch.Tensor) -> Any:
+    """Return the words in the result of `_tensor` as an array of uint32."""
     if tensor.dtype != torch.int32:
         raise TypeError(f"the words of a generator's state must be of torch.int32, got {tensor.dtype}")
     return tensor.numpy().view(np.uint32)

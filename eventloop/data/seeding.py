@@ -1,4 +1,4 @@
-"""Seed a program, and choose its device, in one line each."""
+"""Seed the random generators of a program, and choose its device."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def seed_everything(seed: int, *, deterministic: bool = False) -> int:
 
     Args:
         seed: 0 to 2**32 - 1, NumPy's range. Give each rank a different seed if ranks draw, as for dropout.
-        deterministic: also let torch use deterministic algorithms only, and raise where an operation has
-            none. It costs speed; see `torch.use_deterministic_algorithms`.
+        deterministic: whether torch uses deterministic algorithms only, and raises an error for an operation
+            that has none. They are slower; see `torch.use_deterministic_algorithms`.
 
     Raises:
         TypeError, ValueError: `seed` is not an int in that range.
@@ -43,10 +43,11 @@ def seed_everything(seed: int, *, deterministic: bool = False) -> int:
 
 
 def choose_device(device: str | torch.device | None) -> torch.device | None:
-    """Return a device; "auto" gives the fastest kind that the machine has.
+    """Return a device of PyTorch; "auto" gives the fastest device that the machine has.
 
-    That is `cuda:LOCAL_RANK`, as torchrun numbers the processes of a machine, else mps, else the CPU. The GPU
-    becomes PyTorch's current one, so that "cuda" means it in the script, too, as NCCL needs it.
+    The fastest is a GPU, `cuda:N` with the number N of this process on its machine, which torchrun sets as
+    `LOCAL_RANK`; else mps, else the CPU. The GPU becomes PyTorch's current one: then "cuda" means this GPU in
+    the script too, which NCCL needs.
 
     Raises:
         ValueError: torch knows no such device, CUDA is asked for and missing, or "auto" finds a `LOCAL_RANK`
@@ -82,6 +83,7 @@ def _fastest_device() -> torch.device:
 
 
 def _local_rank() -> int:
+    """Return the number of this process on its machine, from the environment; 0 without one."""
     text = os.environ.get("LOCAL_RANK", "0")
     if not (text.isascii() and text.isdigit()):
         raise ValueError(

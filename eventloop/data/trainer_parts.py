@@ -1,6 +1,6 @@
 """Describe the trainer to the packages below its loops, which cannot import its class.
 
-The Protocols of `checkpoint`, `resume`, `stops` and `training` add what these need in addition.
+The Protocols of `checkpoint`, `resume`, `stops` and `training` add the parts that only these packages use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from eventloop.ownership.run_ownership import RunOwnership
 from eventloop.state.remembered import Remembered
 
 Within = Literal["", "iter", "epoch"]
-"""What a handler runs within: "iter" or "epoch" if an iteration or epoch has ended and is not counted yet."""
+"""Whether a handler runs at the end of an iteration ("iter") or epoch ("epoch") that is not counted yet."""
 
 
 class TrainerParts(Protocol):

@@ -1,8 +1,7 @@
 """Send the random state of a loader's worker processes with every batch, and restore it at a resume.
 
-`IndexReader` and `StreamReader` use it. Each worker process seeds its own generators when it starts, and
-random augmentation draws from them. A resumed run reads the same samples only if its workers continue from
-the saved states.
+`IndexReader` uses it. Each worker process seeds its own generators when it starts, and random augmentation
+draws from them. A resumed run reads the same samples only if its workers continue from the saved states.
 """
 
 from __future__ import annotations
@@ -21,24 +20,26 @@ import torch
 ChangedState = tuple[bytes | None, ...]
 """The states of Python's, NumPy's and torch's generators; None for those unchanged since the last batch."""
 FromWorker = tuple[Any, int, ChangedState]
-"""A batch, the number of its worker, and the worker's state after it. A plain tuple can be pinned."""
+"""A batch, the number of its worker, and the worker's state after it: a tuple, which a loader can pin."""
 
-_PYTHON = struct.Struct("=B?d")  # version, whether there is a cached gauss, its value
-_NUMPY = struct.Struct("=iid")  # position, whether there is a cached gauss, its value
+# both generators draw normal numbers in pairs, and may hold the second number of a pair
+_PYTHON = struct.Struct("=B?d")  # version, whether there is a second number, the second number
+_NUMPY = struct.Struct("=iid")  # position, whether there is a second number, the second number
 
 
 class InWorker:
-    """The `collate_fn` and the `worker_init_fn` of a loader whose workers return their random state.
+    """Hold the `collate_fn` and the `worker_init_fn` of a loader whose workers return their random state.
 
-    They are methods of one object because they share attributes; each worker process has a copy of it.
+    The two are methods of one object because they share attributes; each worker process has a copy of it.
 
     Args:
         collate: the loader's own `collate_fn`.
-        init: the loader's own `worker_init_fn`, or None. It is called first.
-        states: the state with which each worker starts; a worker without one keeps the state from its seed.
-        idle: the number of workers, from the first on, that get an empty list before their first batch. The
-            list stands for a batch that was read before the checkpoint, so that each worker gets the same
-            batches as in an uninterrupted run.
+        init: the loader's own `worker_init_fn`, or None.
+        states: the state with which each worker starts, by its number; a worker without one keeps the state
+            that its seed gives.
+        idle: the number of workers, from the first on, that get an empty list of samples before their first
+            batch. The loader serves the workers in turn. The list stands for a batch that was read before
+            the checkpoint, so that each worker gets the same batches as in an uninterrupted run.
     """
 
     def __init__(
@@ -70,11 +71,10 @@ class InWorker:
     def collate(self, samples: Any) -> FromWorker:
         """Make a batch; return it with the worker's number and the changed parts of the worker's state.
 
-        The first list of an idle worker is empty, and stands for a batch before the checkpoint: it gives None
-        in place of a batch.
+        For the empty list that an idle worker gets first, return None in place of a batch.
         """
-        idle, self._is_idle = self._is_idle, False
-        if idle and _is_empty(samples):
+        is_idle, self._is_idle = self._is_idle, False
+        if is_idle and _is_empty(samples):
             return None, self._worker, (None, None, None)
         batch = self._collate(samples)
         state = pack()
@@ -84,10 +84,14 @@ class InWorker:
 
 
 def _end_alone(parent: int) -> None:
-    """End a worker process at once if its parent was killed.
+    """End a worker process at once at its exit if its parent, the training process, was killed.
 
-    The random states that it sent may have filled the pipe, which nothing reads any more, so that a normal
-    exit would wait forever. Batches alone take few bytes of the pipe and do not fill it.
+    At a normal exit the worker waits until all it has sent is read from the pipe. Its random states may have
+    filled the pipe, from which nothing reads any more, so it would wait forever. Without them this does not
+    happen, because batches take few bytes in the pipe.
+
+    Args:
+        parent: the process id of the parent when the worker started.
     """
     if os.getppid() != parent:
         os._exit(1)
@@ -120,6 +124,6 @@ def unpack(state: tuple[bytes, ...]) -> None:
 
 
 def merge(before: tuple[bytes, ...] | None, changed: ChangedState) -> tuple[bytes, ...]:
-    """Return a worker's complete state: the former state with the changed parts replaced."""
-    old = before if before is not None else (b"",) * len(changed)
-    return tuple(was if new is None else new for was, new in zip(old, changed, strict=True))
+    """Return a worker's complete state: its former state, or None, with the changed parts replaced."""
+    former = before if before is not None else (b"",) * len(changed)
+    return tuple(old if new is None else new for old, new in zip(former, changed, strict=True))

@@ -16,17 +16,19 @@ _ARGUMENTS = {
     "norm": ("max_norm", "norm_type", "error_if_nonfinite", "foreach"),
     "value": ("clip_value", "foreach"),
 }
+"""The arguments of each type of clipping, the limit first."""
 
 
 class GradClip:
-    """A callable that clips the gradients of an optimizer, over all its param groups together.
-
-    The norm is summed in the order of the model's parameters, so that it has the bits of
-    `clip_grad_norm_(model.parameters(), ...)` if the optimizer has them all. Other parameters are not in it.
-    Of DTensors (FSDP2, tensor parallelism) and plain parameters together it is the norm of the whole model.
+    """Clip the gradients of an optimizer's parameters, over all its param groups together.
 
         clip = GradClip(dict(max_norm=35, norm_type=2))
-        norm = clip(optimizer)          # 0-dim tensor, before clipping
+        norm = clip(optimizer)          # 0-dim tensor, the norm before clipping
+
+    The norm of all the optimizer's parameters is computed. The summands are in the order of the model's
+    parameters, because a floating-point sum depends on the order: so the result has the same bits as
+    `clip_grad_norm_(model.parameters(), ...)` if the optimizer has all parameters of the model. If parameters
+    are DTensors (FSDP2, tensor parallelism), it is the norm of the whole tensors, not of this rank's parts.
 
     Args:
         options: keyword arguments of `torch.nn.utils.clip_grad_norm_` or, with type="value", of
@@ -58,11 +60,12 @@ class GradClip:
     ) -> torch.Tensor | None:
         """Clip the gradients; return their norm before clipping, or None with type="value".
 
-        It reads no value, so the host does not wait for the device.
+        No value of a tensor is read, so the host does not wait for the device.
 
         Args:
             optimizer: the optimizer.
-            places: the places of the model's parameters in `model.parameters()`; others come last.
+            places: the index of each parameter in `model.parameters()`, for the order of the sum; parameters
+                without one come last.
             over_meshes: whether a parameter is a DTensor; then the call is a collective.
         """
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -77,14 +80,14 @@ class GradClip:
 
 
 class TunableClip:
-    """The limit of a hook's clipping by norm, in its attribute `_clip`, which a command may set."""
+    """A base class for hooks with a `GradClip` in `_clip`, whose largest norm a command may set."""
 
     tunable: ClassVar[tuple[str, ...]] = ("max_norm",)
     _clip: GradClip | None
 
     @property
     def max_norm(self) -> float:
-        """The largest norm of the gradients; without clipping by norm there is no such attribute."""
+        """The largest norm of the gradients; AttributeError is raised if the hook does not clip by norm."""
         if self._clip is None or not self._clip.by_norm:
             raise AttributeError("the hook does not clip by norm")
         return float(self._clip.options["max_norm"])
@@ -97,17 +100,17 @@ class TunableClip:
 
 
 def _parse(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Check the options; return ("norm" | "value", arguments)."""
+    """Check the options of a clipping; return "norm" or "value", and the arguments of PyTorch's function."""
     if not isinstance(options, Mapping):
         raise TypeError(f"grad_clip must be a dict such as dict(max_norm=35), got {options!r}")
     arguments = dict(options)
     kind = arguments.pop("type", "value" if "clip_value" in arguments else "norm")
     check_choice("the type of grad_clip", kind, _ARGUMENTS)
     check_keys("grad_clip", arguments, _ARGUMENTS[kind])
-    bound = _ARGUMENTS[kind][0]
-    limit = arguments.get(bound)
+    limit_name = _ARGUMENTS[kind][0]
+    limit = arguments.get(limit_name)
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float)):
-        raise TypeError(f"grad_clip: {bound} must be a number, got {limit!r}")
+        raise TypeError(f"grad_clip: {limit_name} must be a number, got {limit!r}")
     if limit is None or not limit > 0:
-        raise ValueError(f"grad_clip by {kind} needs {bound} above 0, got {dict(options)!r}")
+        raise ValueError(f"grad_clip by {kind} needs {limit_name} above 0, got {dict(options)!r}")
     return str(kind), arguments

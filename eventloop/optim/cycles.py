@@ -19,7 +19,7 @@ from eventloop.util.checks import at_least, check_bools, check_choice, number, p
 
 
 class OneCycleLR(NamedWindow):
-    """Go up to `eta_max` and down again in one cycle: PyTorch's OneCycleLR without its momentum.
+    """Raise the value to `eta_max` and lower it again: PyTorch's OneCycleLR without its momentum.
 
     The value starts at `eta_max / div_factor` and ends at `eta_max / div_factor / final_div_factor`, where it
     stays after `total_steps`.
@@ -27,7 +27,7 @@ class OneCycleLR(NamedWindow):
     Args:
         eta_max: the peak; one number, or one per param group.
         total_steps: the length of the cycle; by default `end - begin`.
-        pct_start: the part of the cycle that goes up, a number in [0, 1].
+        pct_start: the share of the cycle in which the value goes up, from 0 to 1.
         anneal_strategy, div_factor, final_div_factor, three_phase: as PyTorch's.
 
     Raises:
@@ -89,7 +89,7 @@ class OneCycleLR(NamedWindow):
 
 
 class CosineRestartLR(NamedWindow):
-    """Go down to the minimum along half a cosine in each of several periods.
+    """Lower the value to the minimum along half a cosine, in each of several periods.
 
     Each period starts at the initial value times the weight of the period. After the last period the value
     stays.
@@ -137,10 +137,12 @@ class CosineRestartLR(NamedWindow):
 
 
 class CosineRestarts(torch_lr.LRScheduler):
-    """Cosine annealing with periods of any length; PyTorch's warm restarts only multiply one period.
+    """Lower rates along half a cosine in periods of any lengths.
 
-    At step s of a period of length P the part of the value above the minimum is multiplied by (1 + cos(pi s /
-    P)) / (1 + cos(pi (s - 1) / P)); Loshchilov and Hutter, "SGDR", 2017, in recursive form.
+    In PyTorch's CosineAnnealingWarmRestarts each period is the one before it times a factor. At step s of a
+    period of length P the part of the rate above the minimum is multiplied by (1 + cos(pi s / P)) / (1 +
+    cos(pi (s - 1) / P)). The formula is that of Loshchilov and Hutter, "SGDR", 2017, as a factor of the
+    current rate, so that it can be combined with other schedules.
     """
 
     def __init__(
@@ -164,11 +166,12 @@ class CosineRestarts(torch_lr.LRScheduler):
         return [group["lr"] for group in self.optimizer.param_groups]
 
     @staticmethod
-    def _value(now: Value, base: Value, low: float, step: int, period: int, weight: float) -> Value:
+    def _value(current: Value, base: Value, low: float, step: int, period: int, weight: float) -> Value:
+        """Return the rate at a step of a period, given the current rate, the base rate and the minimum."""
         if step == 0:
             return base * weight
         before, after = math.cos(math.pi * (step - 1) / period), math.cos(math.pi * step / period)
-        return low + (now - low) * ((1 + after) / (1 + before))
+        return low + (current - low) * ((1 + after) / (1 + before))
 
 
 class ReduceOnPlateauLR(PlateauWindow):

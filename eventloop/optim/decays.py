@@ -1,6 +1,7 @@
-"""Windows over PyTorch's schedulers that move in one direction, with MMEngine's names and parameters.
+"""Define schedulers that only lower or only raise a value, with MMEngine's names and parameters.
 
-`eventloop.optim.schedulers` exports them; `cycles` uses the argument checks.
+Each is a `Window` over a scheduler of PyTorch. `eventloop.optim.schedulers` exports them; `cycles` uses the
+checks of arguments.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from eventloop.optim.windows import Window, check_window
 from eventloop.util.checks import number, positive
 
 _IN_EPOCHS = ("begin", "end", "step_size", "milestones", "T_max", "periods", "total_steps")
+"""The arguments of schedulers that are numbers of epochs, or of iterations with `by_epoch=False`."""
 
 
 class NamedWindow(Window):
-    """A window with the name and parameters of an MMEngine scheduler, convertible to iterations."""
+    """A base class for windows with the name and parameters of one of MMEngine's schedulers."""
 
     length_from: ClassVar[str | None] = None
     """The argument that may set the length in place of `end`; None if the schedule needs no length."""
@@ -58,6 +60,7 @@ class NamedWindow(Window):
 
     @classmethod
     def _per_iter(cls, arguments: dict[str, Any], epoch_length: int) -> dict[str, Any]:
+        """Convert the arguments that are neither numbers of epochs nor independent of the unit."""
         return arguments
 
 
@@ -122,7 +125,7 @@ class MultiStepLR(NamedWindow):
 class ConstantLR(NamedWindow):
     """Multiply the value by `factor` until the window's last step: PyTorch's ConstantLR.
 
-    The last step restores the value. PyTorch's `total_iters` is `end - begin - 1`, as in MMEngine.
+    The last step undoes the multiplication. PyTorch's `total_iters` is `end - begin - 1`, as in MMEngine.
 
     Raises:
         TypeError, ValueError: `factor` is not in (0, 1], `end` is missing, or the window is shorter than two
@@ -152,10 +155,10 @@ class ConstantLR(NamedWindow):
 
 
 class LinearLR(NamedWindow):
-    """Move the value along a line from `start_factor` to `end_factor` of itself: PyTorch's LinearLR.
+    """Multiply the value by a factor that changes along a line: PyTorch's LinearLR in a window.
 
-    `end_factor` is reached at the window's last step, `end - 1`: PyTorch's `total_iters` is `end - begin -
-    1`, as in MMEngine.
+    The factor is `start_factor` at the window's first step and `end_factor` at its last step, `end - 1`:
+    PyTorch's `total_iters` is `end - begin - 1`, as in MMEngine.
 
     Raises:
         TypeError, ValueError: `start_factor` is not in (0, 1], `end_factor` is not in [0, 1], `end` is
@@ -216,12 +219,12 @@ class ExponentialLR(NamedWindow):
 
 
 class CosineAnnealingLR(NamedWindow):
-    """Go down to the minimum along half a cosine in `T_max` steps: PyTorch's CosineAnnealingLR.
+    """Lower the value to the minimum along half a cosine in `T_max` steps: PyTorch's CosineAnnealingLR.
 
     After `T_max` steps the value goes up again.
 
     Args:
-        T_max: steps to the minimum; by default `end - begin`.
+        T_max: the number of steps to the minimum; by default `end - begin`.
         eta_min, eta_min_ratio: the minimum, or its ratio to the initial value of each group; by default 0.
 
     Raises:
@@ -260,10 +263,10 @@ class CosineAnnealingLR(NamedWindow):
 
 
 class PolyLR(NamedWindow):
-    """Go down to `eta_min` as `(1 - t / N) ** power`: PyTorch's PolynomialLR.
+    """Lower the value to `eta_min` by the factor `(1 - t / N) ** power`: PyTorch's PolynomialLR.
 
-    The factor applies to the part of the value above `eta_min`, which is reached at the window's last step, t
-    = N = `end - begin - 1`.
+    The factor multiplies the part of the value above `eta_min`. t is the number of steps since the window's
+    first step, and N = `end - begin - 1`, so that `eta_min` is reached at the last step.
 
     Raises:
         TypeError, ValueError: `power` is not above 0, `eta_min` is below 0, `end` is missing, or the window
@@ -296,13 +299,13 @@ class PolyLR(NamedWindow):
 
 
 def steps_to_last(name: str, begin: int, end: int | None, by_epoch: bool, *, least: int = 1) -> int:
-    """Return the number of steps from the first to the last step of a window.
+    """Return the number of steps from the first to the last step of a window, one less than it has steps.
 
     Args:
         name: the scheduler, for the messages.
         begin, end, by_epoch: the window.
-        least: the fewest steps that the window may have: 2 where the result becomes PyTorch's `total_iters`,
-            because its first and last steps then have different values, and `total_iters` must not be 0.
+        least: the fewest steps that the window may have: 2 if the result becomes PyTorch's `total_iters`,
+            which must not be 0.
 
     Raises:
         TypeError, ValueError: `end` is missing, or the window is shorter than `least` steps.

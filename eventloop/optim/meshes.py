@@ -1,8 +1,9 @@
-"""Clip and unscale the gradients of DTensors on different device meshes, and of plain tensors, together.
+"""Clip and unscale gradients that are DTensors of several device meshes, or plain tensors.
 
-PyTorch's own functions refuse such gradients, as tensor parallelism of some layers makes them: a foreach
-operation takes tensors of one mesh. The optimizer hook uses this only if a parameter is a DTensor. All
-functions are collectives: each rank of the training calls them for the same parameters.
+A DTensor is divided over a mesh of ranks. If tensor parallelism divides only some layers, the gradients
+belong to different meshes, and PyTorch's own functions refuse them: a foreach operation takes tensors of one
+mesh. The optimizer hook uses this module only if a parameter is a DTensor. All functions are collectives:
+each rank of the training calls them for the same parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ def clip_norm_over_meshes(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """Clip by the norm of all gradients, as `clip_grad_norm_` does in one process; return a plain tensor.
+    """Clip by the norm of all gradients, as `clip_grad_norm_` does in one process.
+
+    Args:
+        parameters: the parameters, which may have no gradients.
+        max_norm, norm_type, error_if_nonfinite, foreach: see `clip_grad_norm_`.
+
+    Returns:
+        The norm before clipping, as a plain tensor.
 
     Raises:
         RuntimeError: `error_if_nonfinite` is set, and the norm is not finite.
@@ -54,11 +62,12 @@ def clip_norm_over_meshes(
 
 
 def _total_norm(gradients: Sequence[Tensor], norm_type: float, foreach: bool | None) -> Tensor:
-    meshes: dict[Any, list[Tensor]] = {}
+    """Return the norm of all gradients, computed for each mesh and then of these norms."""
+    by_mesh: dict[Any, list[Tensor]] = {}
     for gradient in gradients:
         mesh = gradient.device_mesh if is_dtensor(gradient) else None  # type: ignore[attr-defined]
-        meshes.setdefault(mesh, []).append(gradient)
-    norms = [_whole(get_total_norm(group, norm_type, foreach=foreach)) for group in meshes.values()]
+        by_mesh.setdefault(mesh, []).append(gradient)
+    norms = [_whole(get_total_norm(of_mesh, norm_type, foreach=foreach)) for of_mesh in by_mesh.values()]
     if len(norms) == 1:
         return norms[0]
     total: Tensor = torch.linalg.vector_norm(
@@ -68,18 +77,24 @@ def _total_norm(gradients: Sequence[Tensor], norm_type: float, foreach: bool | N
 
 
 def _largest(parts: Sequence[Tensor], foreach: bool | None) -> Tensor:
-    """Return the largest absolute value of all ranks' parts; NaN if one of them has a NaN.
+    """Return the largest absolute value in the parts of all ranks; NaN if one of them has a NaN.
 
-    PyTorch's norm of infinite order refuses a DTensor of which a rank holds nothing, as of one with fewer
-    rows than ranks.
+    PyTorch's norm of infinite order refuses a DTensor of which a rank holds nothing, for example because it
+    has fewer rows than there are ranks.
+
+    Args:
+        parts: the parts of the gradients that this rank holds.
     """
-    held = [part for part in parts if part.numel()]
+    not_empty = [part for part in parts if part.numel()]
     own = (
-        get_total_norm(held, torch.inf, foreach=foreach) if held else torch.zeros((), device=parts[0].device)
+        get_total_norm(not_empty, torch.inf, foreach=foreach)
+        if not_empty
+        else torch.zeros((), device=parts[0].device)
     )
-    found = torch.stack([own, own.isnan().to(own.dtype)]).float()
-    dist.all_reduce(found, dist.ReduceOp.MAX)  # of NaN and a number it may return the number
-    return torch.where(found[1] > 0, torch.nan, found[0])
+    # the maximum of a NaN and a number may be the number, so whether there is a NaN is exchanged as well
+    largest = torch.stack([own, own.isnan().to(own.dtype)]).float()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return torch.where(largest[1] > 0, torch.nan, largest[0])
 
 
 def clip_value_over_meshes(
@@ -103,18 +118,18 @@ class MeshGradScaler(torch.amp.GradScaler):
                 "the gradients to unscale must be float32, got float16: leave the parameters in float32, "
                 "autocast casts them"
             )
-        found = found_inf.clone()
+        is_infinite = found_inf.clone()  # above 0 if a gradient is not finite
         for (device, _), tensors in _by_device_and_type(gradients):
-            here = torch.zeros_like(found_inf, device=device)
-            torch._amp_foreach_non_finite_check_and_unscale_(tensors, here, inv_scale.to(device))
-            found += here.to(found.device)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        return {found.device: found} if gradients else {}
+            on_device = torch.zeros_like(found_inf, device=device)
+            torch._amp_foreach_non_finite_check_and_unscale_(tensors, on_device, inv_scale.to(device))
+            is_infinite += on_device.to(is_infinite.device)
+        dist.all_reduce(is_infinite, dist.ReduceOp.MAX)
+        return {is_infinite.device: is_infinite} if gradients else {}
 
 
 @torch.no_grad()
 def local_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return the part of each DTensor that this rank holds, which shares its memory, and plain tensors."""
+    """Return this rank's part of each DTensor, in the same memory, and plain tensors as they are."""
     return [
         tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
         for tensor in tensors
@@ -123,10 +138,11 @@ def local_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def _placed_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients, placed like their parameters.
+    """Return the gradients of parameters, divided over the ranks like the parameters.
 
-    A gradient may be a sum that is still to be made over ranks (Partial), as that of a norm's weight under
-    sequence parallelism. The optimizer's step would make it; a value can be clipped only afterwards.
+    Each rank may hold a summand of a gradient (a `Partial` placement), as under sequence parallelism for the
+    weight of a normalisation layer. The optimizer's step would compute the sum, but only the sum can be
+    clipped, so it is computed here.
     """
     gradients = []
     for parameter in parameters:
@@ -147,8 +163,8 @@ def _whole(norm: Tensor) -> Tensor:
 def _by_device_and_type(
     tensors: Iterable[Tensor],
 ) -> Iterable[tuple[tuple[torch.device, torch.dtype], list[Tensor]]]:
-    """Return tensors by device and type, as the foreach operations need them."""
-    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    """Return tensors grouped by device and type, because a foreach operation takes tensors of one kind."""
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
-        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    return kinds.items()
+        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return groups.items()

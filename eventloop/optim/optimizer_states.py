@@ -1,7 +1,7 @@
 """Save, check and load the states of one optimizer, or of several optimizers by name, as in a GAN.
 
-Checkpoints and the resume use it. Every function takes an optimizer, a mapping of names to optimizers, or
-None.
+Checkpoints and the resume use it. The argument `optimizer` of a public function is an optimizer, a mapping
+from names to optimizers, or None.
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ def load_optimizer_state(
 ) -> None:
     """Load the result of `optimizer_state`; without an optimizer nothing is loaded.
 
-    PyTorch converts the loaded values to the type of the parameters, which would round values that are kept
-    in float32 for weights in bfloat16. This function restores the type in which they were saved, except for
-    an optimizer with its own `load_state_dict`. For a parameter that is a DTensor, this rank's parts of whole
-    tensors are loaded; DTensors and numbers such as `step` are loaded as they are.
+    PyTorch converts the loaded values to the type of the parameters. For weights in bfloat16 this would round
+    values that the optimizer keeps in float32. So this function restores the type in which the values were
+    saved, except for an optimizer with its own `load_state_dict`. The state of a parameter that is a DTensor
+    may have been saved as whole tensors: then this rank's parts of them are loaded.
 
     Args:
         optimizer: the optimizer or optimizers.
         state: the saved state.
         rollback: gets a function that restores the optimizer after an error. PyTorch's own loading only
             replaces two attributes; for an optimizer that loads differently, the state is copied first.
-        converts: True keeps PyTorch's conversion, for parameters that were given another type on purpose.
+        converts: whether PyTorch's conversion is kept, because the user has changed the type of the
+            parameters since the checkpoint.
         source: the name of the checkpoint in messages.
 
     Raises:
-        CheckpointError: an optimizer refuses its state, or a state of a DTensor has another shape than it.
+        CheckpointError: an optimizer refuses its state, or a value for a DTensor has another shape than that.
     """
     for name, each in named_optimizers(optimizer).items():
         own = state[name] if name else state
@@ -63,16 +64,21 @@ def load_optimizer_state(
         rollback.snapshot(
             f"the optimizer {name!r}" if name else "the optimizer",
             each,
-            copies=not (of_torch and _plainly(each)),
+            copies=not (of_torch and _loads_plainly(each)),
         )
         with refusing(f"{source} has a state that the optimizer{f' {name!r}' if name else ''} refuses"):
             own = _in_parts(each, own, f"{source}: {_place(name)}")
             each.load_state_dict(own)
             if of_torch:
-                numbers = (
+                saved_numbers = (
                     {} if converts else {parameter: number for number, parameter in _by_number(each, own)}
                 )
-                _restore_types(each, {p: own["state"][n] for p, n in numbers.items() if n in own["state"]})
+                saved_states = {
+                    parameter: own["state"][number]
+                    for parameter, number in saved_numbers.items()
+                    if number in own["state"]
+                }
+                _restore_types(each, saved_states)
 
 
 def loads_as_torch(optimizer: Any) -> bool:
@@ -80,14 +86,18 @@ def loads_as_torch(optimizer: Any) -> bool:
     return getattr(type(optimizer), "load_state_dict", None) is _LOAD
 
 
-def _plainly(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether PyTorch's code alone loads an optimizer's state, without hooks or a subclass's."""
+def _loads_plainly(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether no code of the user's, a hook or a `__setstate__`, is called when a state is loaded."""
     hooks = (optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks)
     return type(optimizer).__setstate__.__module__.startswith("torch.") and not any(hooks)
 
 
 def _in_parts(optimizer: Any, saved: Any, what: str) -> Any:
-    """Return the state with this rank's parts of the whole tensors that belong to DTensors."""
+    """Return a saved state in which whole tensors for DTensors are replaced by this rank's parts of them.
+
+    Args:
+        what: the name of the state in messages.
+    """
     if not any(map(is_dtensor, [each for group in optimizer.param_groups for each in group["params"]])):
         return saved
     states = dict(saved["state"])
@@ -101,6 +111,12 @@ def _in_parts(optimizer: Any, saved: Any, what: str) -> Any:
 
 
 def _part(value: Any, key: str, parameter: Any, what: str) -> Any:
+    """Return this rank's part of a value in the state of a parameter; numbers and DTensors as they are.
+
+    Args:
+        key: the key of the value in the state.
+        what: the name of the value in messages.
+    """
     if not isinstance(value, torch.Tensor) or is_dtensor(value) or key == "step":
         return value
     if value.shape == parameter.shape:
@@ -115,28 +131,32 @@ def _part(value: Any, key: str, parameter: Any, what: str) -> Any:
 
 
 def _by_number(optimizer: Any, saved: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield the numbers of the saved states with the parameters to which they belong."""
+    """Yield pairs of the number that a parameter has in a saved state, and the parameter."""
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return zip(numbers, parameters, strict=True)
 
 
 def _restore_types(optimizer: torch.optim.Optimizer, saved: Mapping[Any, Any]) -> None:
-    """Give loaded values the types of the saved ones, and memory that begins as that of new ones.
+    """Give loaded values the types in which they were saved, and aligned memory, as new tensors have it.
 
-    Tensors on the CPU may begin within a file's memory. PyTorch's sums round by the position of the numbers
-    in memory, so LBFGS would go on with other weights.
+    A loaded tensor on the CPU may be a view into a file's memory that begins at any byte. PyTorch's sums
+    round differently then, so LBFGS would continue with other weights. Such a tensor is copied.
 
     Args:
+        optimizer: the optimizer, with the loaded states.
         saved: the saved states by parameter; a value without a saved one keeps its type.
     """
-    copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    copies: dict[tuple[int, torch.Size], torch.Tensor] = {}  # by address: values that share memory still do
 
     def restored(loaded: Any, saved: Any) -> Any:
         if isinstance(loaded, dict):
-            known = saved if isinstance(saved, Mapping) else {}
+            saved_values = saved if isinstance(saved, Mapping) else {}
             # "step" stays as loaded: PyTorch decides its device and type
-            return {k: restored(v, known.get(k) if k != "step" else None) for k, v in loaded.items()}
+            return {
+                key: restored(value, saved_values.get(key) if key != "step" else None)
+                for key, value in loaded.items()
+            }
         if isinstance(loaded, list):
             alike = isinstance(saved, list | tuple) and len(saved) == len(loaded)
             return [*map(restored, loaded, saved if alike else [None] * len(loaded))]
@@ -148,19 +168,27 @@ def _restore_types(optimizer: torch.optim.Optimizer, saved: Mapping[Any, Any]) -
             loaded = saved.to(loaded.device)
         if type(loaded) is not torch.Tensor or loaded.layout is not torch.strided or not loaded.is_cpu:
             return loaded
-        if loaded.data_ptr() % 64 == 0:
+        if loaded.data_ptr() % 64 == 0:  # aligned as PyTorch aligns new tensors, in bytes
             return loaded
-        place = loaded.data_ptr(), loaded.shape
-        if place not in copies:
-            copies[place] = loaded.clone()
-        return copies[place]
+        address = loaded.data_ptr(), loaded.shape
+        if address not in copies:
+            copies[address] = loaded.clone()
+        return copies[address]
 
     for parameter, state in optimizer.state.items():
         optimizer.state[parameter] = restored(state, saved.get(parameter))
 
 
 def check_optimizers(optimizer: Any, checkpoint: Mapping[str, Any], source: object) -> None:
-    """Refuse a checkpoint of optimizers of other names or classes, or whose states have another layout."""
+    """Refuse a checkpoint whose optimizers have other names or classes, or malformed states.
+
+    Args:
+        checkpoint: the contents of the checkpoint.
+        source: its path, for messages.
+
+    Raises:
+        CheckpointError: the checkpoint is refused.
+    """
     saved_names, state = checkpoint["meta"]["optimizer"], checkpoint["optimizer"]
     if optimizer is not None and saved_names != class_names(optimizer):
         raise CheckpointError(
@@ -176,7 +204,15 @@ def check_optimizers(optimizer: Any, checkpoint: Mapping[str, Any], source: obje
 
 
 def check_groups(optimizer: Any, state: Any, source: object) -> None:
-    """Refuse states whose param groups or tensors do not fit the optimizers', before anything is loaded."""
+    """Refuse saved states whose param groups or tensors do not fit the optimizers.
+
+    Args:
+        state: the result of `optimizer_state` in a checkpoint.
+        source: the path of the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: a state is refused.
+    """
     for name, each in named_optimizers(optimizer).items():
         own = state[name] if name else state
         groups: list[dict[str, Any]] = own["param_groups"]
@@ -198,14 +234,22 @@ def check_groups(optimizer: Any, state: Any, source: object) -> None:
 
 
 def _check_shapes(parameters: list[Any], numbers: list[Any], states: Mapping[Any, Any], what: str) -> None:
-    for place, (parameter, number) in enumerate(zip(parameters, numbers, strict=True)):
-        if is_lazy(parameter):
+    """Refuse saved tensors that have another shape than their parameter.
+
+    Args:
+        parameters: the parameters of a param group.
+        numbers: the numbers of these parameters in the saved state.
+        states: the saved states by number.
+        what: the name of the group in messages.
+    """
+    for index, (parameter, number) in enumerate(zip(parameters, numbers, strict=True)):
+        if is_lazy(parameter):  # it has no shape yet
             continue
         for key, value in states.get(number, {}).items():
             shape = value.shape if isinstance(value, torch.Tensor) else torch.Size()
             if key != "step" and shape not in (torch.Size(), parameter.shape):
                 raise CheckpointError(
-                    f"{what}: {key!r} of its parameter {place} is wrong: expected the shape "
+                    f"{what}: {key!r} of its parameter {index} is wrong: expected the shape "
                     f"{tuple(parameter.shape)}, got {tuple(shape)}"
                 )
 
@@ -217,6 +261,7 @@ def _has_shapes_of_parameters(optimizer: Any) -> bool:
 
 
 def _place(name: str) -> str:
+    """Return the key of an optimizer's state in a checkpoint, for messages."""
     return f"optimizer[{name!r}]" if name else "optimizer"
 
 

@@ -1,7 +1,7 @@
 """Name and check one optimizer, or several optimizers by name, as in a GAN.
 
-The trainer, its hooks and the resume use it. Every function takes an optimizer, a mapping of names to
-optimizers, or None. `optimizer_states` saves and loads their states.
+The trainer, its hooks and the resume use it. The argument `optimizer` of a function is an optimizer, a
+mapping from names to optimizers, or None. `optimizer_states` saves and loads the states of optimizers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BY_CLOSURE = """
           loss = loss_fn(trainer.model(batch[0]), batch[1])
           loss.backward()
           return loss"""
-"""The begin of a train step with an optimizer that needs a closure."""
+"""The first lines of a train step with an optimizer that needs a closure, for an error message."""
 
 
 def named_optimizers(optimizer: Any) -> dict[str, Any]:
@@ -48,10 +48,10 @@ def each_optimizer(optimizer: Any) -> list[torch.optim.Optimizer]:
 
 
 def hookable(optimizer: Any) -> torch.optim.Optimizer | None:
-    """Return the optimizer object that calls step hooks, or None.
+    """Return the optimizer whose `step` calls its step hooks, which may be inside a wrapper; else None.
 
-    It is the optimizer itself, or the `.optimizer` of a wrapper. accelerate's wrapper is a
-    `torch.optim.Optimizer` that calls no hooks of its own.
+    A wrapper has the optimizer as its attribute `optimizer`. Accelerate's wrapper is a
+    `torch.optim.Optimizer` itself, but calls no hooks.
     """
     while not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(
         optimizer, "_optimizer_step_pre_hooks"
@@ -62,16 +62,17 @@ def hookable(optimizer: Any) -> torch.optim.Optimizer | None:
 
 
 def named_values(what: str, optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each optimizer with the name under which a value of it, such as its rate, is logged.
+    """Yield each optimizer after the name under which a value of it, such as its rate, is logged.
 
-    The name is `what`, or `what/<name>` if there are several optimizers.
+    Args:
+        what: the name of the value. If there are several optimizers, "/" and the optimizer's name follow.
     """
     for name, each in named_optimizers(optimizer).items():
         yield f"{what}/{name}" if name else what, each
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Check that an argument is an optimizer, a mapping of names to optimizers, or None."""
+    """Raise TypeError or ValueError unless an argument is an optimizer, optimizers by name, or None."""
     if not isinstance(optimizer, Mapping):
         if optimizer is not None and not _is_optimizer(optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
@@ -106,8 +107,10 @@ def check_parameters(
 
     Args:
         model, optimizer, loss_fn: arguments of the trainer.
-        refuses: False only logs, for training steps of the user's own code, which may train any module.
-        logs: False only refuses, for the start of a run: `trainer.model` may be another one by then.
+        refuses: whether optimizers without a parameter of the model are refused. False if the training step
+            is the user's own code, which may train any module.
+        logs: whether other parameters are logged. False at the start of a run, where the trainer checks
+            again because its model may have been replaced.
     """
     own = {id(parameter) for parameter in model.parameters()}
     of_loss = {id(p) for p in loss_fn.parameters()} if isinstance(loss_fn, torch.nn.Module) else set()
@@ -140,30 +143,32 @@ def check_parameters(
 
 
 def refuse_closures(optimizer: Any) -> None:
-    """Refuse optimizers whose step computes the loss again by a closure, which the optimizer hook has not.
+    """Refuse optimizers whose `step` needs a closure: a function that computes the loss again.
 
-    They are those whose `step` needs an argument, such as LBFGS, or by its source refuses None for it, and
-    those with SAM's two steps.
+    The optimizer hook calls `step()` without an argument. An optimizer such as LBFGS is recognised by the
+    argument that its `step` requires, according to its signature or its source. An implementation of SAM is
+    recognised by its methods `first_step` and `second_step`.
 
     Raises:
-        TypeError: see above; the message has the train step to write.
+        TypeError: an optimizer needs a closure; the message has the train step to write.
     """
     for name, each in named_values("optimizer", optimizer):
         if not isinstance(each, torch.optim.Optimizer):
             continue
-        # SAM expects the gradients of a first pass, which LBFGS computes itself
-        first = "closure(); " if hasattr(each, "first_step") and hasattr(each, "second_step") else ""
-        hint = "" if first else "  # one that needs gradients: loss = closure(), and then the step"
-        if first or needs_argument(type(each).step):
+        # SAM's step needs gradients, which the closure computes before; LBFGS calls the closure itself
+        first_pass = "closure(); " if hasattr(each, "first_step") and hasattr(each, "second_step") else ""
+        hint = "" if first_pass else "  # one that needs gradients: loss = closure(), and then the step"
+        if first_pass or needs_argument(type(each).step):
             raise TypeError(
                 f"{name}: {type(each).__name__}.step computes the loss again by a closure, and the optimizer "
                 "hook calls step() without one: pass train_step=train_step in place of loss_fn (val_step=... "
                 "says what a validation reports), and "
                 f"default_hooks=dict(optimizer=None), with{_BY_CLOSURE}\n"
-                f"      loss = {first}trainer.optimizer.step(closure){hint}\n"
+                f"      loss = {first_pass}trainer.optimizer.step(closure){hint}\n"
                 "      return loss.detach()"
             )
 
 
 def _is_optimizer(candidate: object) -> bool:
+    """Return whether an object, not a class, has param groups, as optimizers and their wrappers do."""
     return hasattr(candidate, "param_groups") and not isinstance(candidate, type)

@@ -1,7 +1,8 @@
-"""Find options of an optimizer that need a state which a checkpoint lacks, and states that none has.
+"""Find states of an optimizer that a loaded checkpoint lacks, or that no checkpoint will have.
 
-PyTorch's optimizers make the state of an option, such as `max_exp_avg_sq` of `amsgrad`, with the first state
-of a parameter, and never later. If the option is set only on a resume, their first step raises a KeyError.
+An option may need a state of its own, as `amsgrad` needs `max_exp_avg_sq`. PyTorch's optimizers make it in
+the first step of a parameter, and never later. If the option is set only when a run resumes, the next step
+raises a KeyError.
 """
 
 from __future__ import annotations
@@ -16,39 +17,43 @@ import torch
 from torch.nn.parameter import is_lazy
 
 _PLAIN = (str, int, float, type(None))
+"""The types of attributes that a step of a copy cannot change in the original."""
 _MOST_WRAPPERS = 8
+"""The largest number of wrappers around an optimizer that are looked through."""
 
 
 def why_not_stepped(optimizer: Any, number: int) -> str | None:
-    """Return the missing state if an optimizer cannot step with the options and state of its param group.
+    """Return a text that names the state without which an optimizer cannot step a param group; else None.
 
-    One parameter, a copy with a gradient of 0 and a copy of its state, is stepped. Of a wrapper the optimizer
-    inside it is asked, because a wrapper's `step` could step the real one. Return None if the step works,
-    fails for another reason than a missing or misplaced state, or could change more than that parameter.
+    To find out, a copy of the optimizer makes a step with a copy of one parameter, of which the gradient is
+    0, and a copy of its state. In a wrapper this is done with the optimizer inside, because the wrapper's
+    `step` could step the real optimizer. Return None if the step works, if it fails for another reason, or if
+    it cannot be made because it could change more than the copies.
 
     Args:
+        optimizer: the optimizer, or a wrapper of it.
         number: the index of the param group.
     """
     optimizer = _innermost(optimizer)
     if (kind := _class_to_step(optimizer)) is None or number >= len(optimizer.param_groups):
         return None
     group = optimizer.param_groups[number]
-    used = [p for p in group["params"] if not is_lazy(p) and optimizer.state.get(p)]
-    if not used:
+    with_state = [p for p in group["params"] if not is_lazy(p) and optimizer.state.get(p)]
+    if not with_state:
         return None
-    parameter = min(used, key=torch.Tensor.numel)
-    probe = parameter.detach().clone().requires_grad_()
-    probe.grad = torch.zeros_like(probe)
-    stand_in = object.__new__(kind)
-    stand_in.__dict__ |= vars(optimizer) | {
-        "param_groups": [{**group, "params": [probe]}],
-        "state": defaultdict(dict, {probe: copy.deepcopy(optimizer.state[parameter])}),
+    parameter = min(with_state, key=torch.Tensor.numel)
+    copied = parameter.detach().clone().requires_grad_()
+    copied.grad = torch.zeros_like(copied)
+    copy_of_optimizer = object.__new__(kind)
+    copy_of_optimizer.__dict__ |= vars(optimizer) | {
+        "param_groups": [{**group, "params": [copied]}],
+        "state": defaultdict(dict, {copied: copy.deepcopy(optimizer.state[parameter])}),
         "_optimizer_step_pre_hooks": OrderedDict(),
         "_optimizer_step_post_hooks": OrderedDict(),
     }
     try:
         with torch.no_grad():
-            inspect.unwrap(kind.step)(stand_in)  # without the user's global step hooks
+            inspect.unwrap(kind.step)(copy_of_optimizer)  # unwrapped, so that no global step hook is called
     except KeyError as error:
         return f"{type(optimizer).__name__} needs the state {error}"
     except AssertionError as error:
@@ -59,7 +64,7 @@ def why_not_stepped(optimizer: Any, number: int) -> str | None:
 
 
 def _innermost(optimizer: Any) -> Any:
-    """Return the optimizer inside any wrappers, whose attribute it is; or the optimizer itself."""
+    """Return the optimizer inside of wrappers, which have it as an attribute, or the optimizer itself."""
     for _ in range(_MOST_WRAPPERS):
         inner = [value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)]
         if not inner:
@@ -69,29 +74,32 @@ def _innermost(optimizer: Any) -> Any:
 
 
 def _class_to_step(optimizer: Any) -> Any:
-    """Return the class whose `step` changes nothing but its own groups and state, or None.
+    """Return the class of a copy of an optimizer whose `step` cannot change the original; else None.
 
-    It is PyTorch's class, or a user's class whose objects hold only plain values besides these.
+    It is the class of PyTorch that defines `step`, or a user's class whose objects have only plain values
+    besides the param groups and the state.
     """
     defining = next((base for base in type(optimizer).__mro__ if "step" in vars(base)), object)
     if defining.__module__.startswith("torch.optim."):
         return defining
-    own = isinstance(optimizer, torch.optim.Optimizer) and vars(optimizer).keys() >= {"param_groups", "state"}
+    is_optimizer = isinstance(optimizer, torch.optim.Optimizer)
+    has_groups = is_optimizer and vars(optimizer).keys() >= {"param_groups", "state"}
     others = _attributes_of_its_own(optimizer).values()
-    return type(optimizer) if own and all(isinstance(value, _PLAIN) for value in others) else None
+    return type(optimizer) if has_groups and all(isinstance(value, _PLAIN) for value in others) else None
 
 
 def _attributes_of_its_own(optimizer: Any) -> dict[str, Any]:
-    """Return the attributes that PyTorch's optimizers do not have."""
-    of_torch = {*vars(torch.optim.SGD([torch.empty(0)])), "step", "_opt_called"}  # a scheduler sets these
+    """Return the attributes of an optimizer that PyTorch's own optimizers do not have, by name."""
+    # a scheduler of PyTorch sets `step` and `_opt_called`
+    of_torch = {*vars(torch.optim.SGD([torch.empty(0)])), "step", "_opt_called"}
     return {name: value for name, value in vars(optimizer).items() if name not in of_torch}
 
 
 def unsaved_tensors(optimizer: Any) -> list[str]:
-    """Return the attributes with tensors that an optimizer's `state_dict` does not have.
+    """Return the names of attributes of an optimizer with tensors that its `state_dict` does not have.
 
-    PyTorch's `state_dict` has only `state` and the param groups; a `state_dict` of the optimizer's own may
-    have more. The parameters of the groups are no such tensors.
+    PyTorch's `state_dict` has only `state` and the param groups. If the optimizer's class or a hook defines
+    the `state_dict`, return [], because it may have more. Parameters of the groups do not count.
     """
     if getattr(type(optimizer), "state_dict", None) is not torch.optim.Optimizer.state_dict:
         return []

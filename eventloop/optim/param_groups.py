@@ -3,9 +3,9 @@
 The schedulers, the policy hooks and the resume use it. A value may be a float or a tensor; a tensor is filled
 in place, because a compiled or captured step refers to it.
 
-A command may multiply what the schedules of a value give. The factors are kept in the param groups, so a
-checkpoint has them. They are removed while a schedule is stepped, and applied afterwards: the schedule works
-as if there were none, whatever it computes from.
+The command `set` may multiply the values that a schedule computes by a factor. The factors are kept in the
+param groups, so a checkpoint has them. They are removed while a schedule is stepped, and applied afterwards,
+because most schedules compute the next value from the current one, in which no factor must be.
 """
 
 from __future__ import annotations
@@ -22,19 +22,23 @@ from eventloop.util.checks import number
 from eventloop.util.suggest import suggest
 
 Group = dict[str, Any]
+"""A param group of an optimizer: its parameters and its options by name."""
 Value = float | torch.Tensor
 
 FACTORS = "factors"
-"""The key of the factors in a param group: by a value's name (the factor, what the schedules gave, the
-product that was written). The product is None while the factor is removed. Entries are replaced, never
-changed, because a checkpoint may still be copied from them."""
+"""The key of the factors in a param group.
+
+They are a dict from a value's name to a tuple: the factor, the value that the schedules computed, and their
+product, which was written. While the factor is removed, the last two are None. Entries are replaced, never
+changed, because a checkpoint may still be copied from them.
+"""
 
 
 def groups_of(optimizer: Any) -> list[Group]:
-    """Return the param groups of one optimizer, or of several by name, in order.
+    """Return the param groups of an optimizer, or of all optimizers in a mapping, in order.
 
-    For one optimizer it is the optimizer's own list, not a copy: schedules read it in each iteration, and
-    must see groups that were added or loaded in the meantime.
+    For one optimizer this is the optimizer's own list, not a copy. A caller that keeps it finds groups that
+    were added meanwhile.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         return optimizer.param_groups
@@ -48,10 +52,10 @@ def without_parameters(group: Mapping[str, Any]) -> Group:
 
 
 def deep_copied(value: Any) -> Any:
-    """Return a deep copy of a value; an object of the user's that cannot be copied is returned as it is."""
+    """Return a deep copy of a value, or the value itself if it cannot be copied."""
     try:
         return copy.deepcopy(value)
-    except Exception:  # no schedule reads it
+    except Exception:  # an object of the user's, which no schedule reads
         return value
 
 
@@ -73,7 +77,7 @@ def value_name(key: str) -> str:
 
 
 def check_has_value(optimizer: torch.optim.Optimizer, name: str) -> None:
-    """Check that `optimizer` is a PyTorch optimizer whose param groups have the value `name`."""
+    """Raise TypeError or ValueError unless all param groups of a PyTorch optimizer have the value `name`."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     for group in optimizer.param_groups:
@@ -110,9 +114,10 @@ def number_like(current: Any, value: Any) -> Any:
 
 
 def initial_value(group: Group, name: str) -> float:
-    """Return a group's value at the begin, and store it in the group as `initial_<name>` if it is missing.
+    """Return the value that a schedule begins with, and store it in the group as `initial_<name>`.
 
-    It is saved with the optimizer, so that a resumed run does not take a decayed value for the initial one.
+    If the group has it already, that is returned. The optimizer's state has it, so that a resumed run does
+    not begin a schedule with a value that was lowered by then.
     """
     key = f"initial_{name}"
     value = group[key] if key in group else read_value(group, name)
@@ -123,10 +128,11 @@ def initial_value(group: Group, name: str) -> float:
 
 
 def set_factor(group: Group, name: str, factor: float, product: float) -> None:
-    """Multiply what the schedules of a value give by a factor, from now on.
+    """Multiply the values that schedules compute by a factor, from now on.
 
     Args:
-        factor: the factor of all commands so far.
+        group, name: the param group and the name of the value.
+        factor: the product of the factors of all commands so far.
         product: the value that is written now.
     """
     given = given_by_schedules(group, name)
@@ -135,41 +141,45 @@ def set_factor(group: Group, name: str, factor: float, product: float) -> None:
 
 
 def given_by_schedules(group: Group, name: str) -> Value:
-    """Return a value as its schedules give it, without the factor.
+    """Return the value that the schedules have computed, without the factor.
 
-    If the value was written by others since the factor was applied, it is divided by the factor.
+    If other code has written the value since the factor was applied, return that divided by the factor.
     """
-    now = read_value(group, name)
-    factor, given, product = group.get(FACTORS, {}).get(name, (1.0, now, None))
+    current = read_value(group, name)
+    factor, given, product = group.get(FACTORS, {}).get(name, (1.0, current, None))
     if product is None:
-        return _copied(now)
-    if isinstance(now, torch.Tensor):  # compared on its device, so the host does not wait
-        given, product = given.to(now.device), product.to(now.device)
-        return torch.where(now == product, given, now / factor) if factor else given
-    unchanged = now == product or not factor
-    return given if unchanged else now / factor  # type: ignore[no-any-return]
+        return _copied(current)
+    if isinstance(current, torch.Tensor):  # compared on its device, so that the host does not wait
+        given, product = given.to(current.device), product.to(current.device)
+        return torch.where(current == product, given, current / factor) if factor else given
+    is_unchanged = current == product or not factor
+    return given if is_unchanged else current / factor  # type: ignore[no-any-return]
 
 
 def multiplied(group: Group, name: str, given: float) -> float:
-    """Return the product of a value that a schedule gives and its factor, and record it for a resume."""
+    """Return the product of a value and its factor, and record both in the group, for a resume.
+
+    Args:
+        given: the value that a schedule has computed.
+    """
     if (entry := group[FACTORS].get(name)) is None:
         return given
     product: float = given * entry[0]
-    now = read_value(group, name)
+    current = read_value(group, name)
     group[FACTORS] = {
         **group[FACTORS],
-        name: (entry[0], number_like(now, given), number_like(now, product)),
+        name: (entry[0], number_like(current, given), number_like(current, product)),
     }
     return product
 
 
 def has_factors(optimizers: Iterable[Any]) -> bool:
-    """Return whether a param group of some optimizers has a factor."""
+    """Return whether any param group of the optimizers has a factor."""
     return any(FACTORS in group for each in optimizers for group in each.param_groups)
 
 
 def remove_factors(optimizers: Iterable[Any]) -> None:
-    """Write the values that schedules gave, for a step of the schedules."""
+    """Write the values without factors to the param groups, before the schedules make a step."""
     for group in (group for each in optimizers for group in each.param_groups):
         for name, (factor, _, product) in group.get(FACTORS, {}).items():
             if product is not None:
@@ -178,7 +188,10 @@ def remove_factors(optimizers: Iterable[Any]) -> None:
 
 
 def apply_factors(optimizers: Iterable[Any]) -> None:
-    """Write the products, after a step of the schedules; factors that are applied already stay so."""
+    """Write the products of values and factors to the param groups, after the schedules have made a step.
+
+    Nothing is done for factors that `remove_factors` has not removed.
+    """
     for group in (group for each in optimizers for group in each.param_groups):
         for name, (factor, _, product) in group.get(FACTORS, {}).items():
             if product is None:
@@ -188,7 +201,7 @@ def apply_factors(optimizers: Iterable[Any]) -> None:
 
 
 def record_last_rates(schedulers: Iterable[Any]) -> None:
-    """Let `get_last_lr` of PyTorch's schedulers return the products."""
+    """Let `get_last_lr` of PyTorch's schedulers return the rates with factors."""
     for scheduler in schedulers:
         if isinstance(scheduler, LRScheduler):
             rates = [group["lr"] for group in scheduler.optimizer.param_groups]
@@ -196,6 +209,7 @@ def record_last_rates(schedulers: Iterable[Any]) -> None:
 
 
 def _record(group: Group, name: str, factor: float, given: Value) -> None:
+    """Store the entry of a factor in a group, whose value is the product now."""
     entry = (factor, given, _copied(read_value(group, name)))
     group[FACTORS] = {**group.get(FACTORS, {}), name: entry}
 
@@ -209,7 +223,13 @@ def _in_betas(group: Group, name: str) -> bool:
 
 
 def per_group(what: str, value: object, groups: Sequence[Group], **bounds: float) -> float | list[float]:
-    """Check that `value` is a finite number in a range, or a list with one for each param group; return it.
+    """Return an argument that is a finite number in a range, or a list with one for each param group.
+
+    Args:
+        what: the name of the argument in messages.
+        value: the argument.
+        groups: the param groups.
+        bounds: the range, as for `eventloop.util.checks.number`.
 
     Raises:
         TypeError, ValueError: the value is wrong; the message names `what`, the range or the number of

@@ -1,7 +1,7 @@
-"""Name the parameters of optimizers, whose states know them only by their numbers.
+"""Name the parameters of optimizers, whose states have only the index of each parameter.
 
-Checkpoints store the names, by which `eventloop.resume.by_name` finds the owner of each state, and the hook
-that accumulates gradients finds the owner of each gradient.
+Checkpoints store the names. By them `eventloop.resume.by_name` finds the parameter of each saved state, and
+the hook that accumulates gradients finds the parameter of each saved gradient.
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ T = TypeVar("T")
 
 
 def parameter_names(model: torch.nn.Module, loss_fn: object, optimizer: Any) -> dict[str, list[str]]:
-    """Return the parameters' names in the model, by optimizer and param group, joined by newlines.
+    """Return the names of the parameters of each optimizer.
 
-    A parameter that is not the model's has its name in a `loss_fn` that is a module, as "loss_fn.log_var", or
-    the name by which the optimizer was given it, as "log_var outside of the model", or an empty name.
+    A parameter outside of the model has its name in a `loss_fn` that is a module, such as "loss_fn.log_var";
+    else a name with which it was passed to the optimizer, as "log_var outside of the model"; else "".
+
+    Returns:
+        For each optimizer, by its name, a list with a text for each param group: the names of the group's
+        parameters, joined by newlines.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     if isinstance(loss_fn, torch.nn.Module):
@@ -35,15 +39,15 @@ def parameter_names(model: torch.nn.Module, loss_fn: object, optimizer: Any) -> 
 
 
 def _names_in(group: Mapping[str, Any], names: Mapping[int, str]) -> Iterator[str]:
-    given = group.get("param_names") or [""] * len(
-        group["params"]
-    )  # by named_parameters(), as PyTorch has it
+    """Yield the names of the parameters in a param group, of which `names` has the known ones by id."""
+    # PyTorch stores names in the group if the optimizer was given pairs of names and parameters
+    given = group.get("param_names") or [""] * len(group["params"])
     for parameter, name in zip(group["params"], given, strict=False):
         yield names.get(id(parameter)) or (f"{name} outside of the model" if name else "")
 
 
 def alike_without_a_name(optimizer: Any, groups: Sequence[str]) -> int:
-    """Return how many of an optimizer's parameters have neither a name nor a shape of their own.
+    """Return how many parameters without a name have the shape of another parameter without a name.
 
     Args:
         optimizer: the optimizer.
@@ -60,9 +64,9 @@ def alike_without_a_name(optimizer: Any, groups: Sequence[str]) -> int:
 
 
 def labels_of(groups: Sequence[str], sizes: Iterable[int], source: object) -> list[list[str]]:
-    """Return a label for each parameter of an optimizer, by param group: its name, if it has one.
+    """Return a list of labels for each param group of an optimizer, with a label for each parameter.
 
-    Parameters outside of the model may have no name; their order alone distinguishes them.
+    A label is the parameter's name, or a text with its number among the parameters without a name.
 
     Args:
         groups: the names as `parameter_names` returns them.
@@ -70,34 +74,38 @@ def labels_of(groups: Sequence[str], sizes: Iterable[int], source: object) -> li
         source: the path of the checkpoint, for the error.
 
     Raises:
-        CheckpointError: the names are not those of so many parameters.
+        CheckpointError: the number of names differs from the number of parameters.
     """
     sizes = [*sizes]
-    split = [names.split("\n") if names or size else [] for names, size in zip(groups, sizes, strict=False)]
-    if (found := [len(names) for names in split]) != sizes or len(groups) != len(sizes):
+    by_group = [
+        names.split("\n") if names or size else [] for names, size in zip(groups, sizes, strict=False)
+    ]
+    if (counts := [len(names) for names in by_group]) != sizes or len(groups) != len(sizes):
         raise CheckpointError(
-            f"{source} has names of {found} parameters in meta.parameters, expected as many as the groups of "
-            f"the optimizer's state have: {sizes}"
+            f"{source} has names of {counts} parameters in meta.parameters, expected as many as the groups "
+            f"of the optimizer's state have: {sizes}"
         )
     unnamed = iter(range(sum(sizes)))
-    return [[name or f"parameter {next(unnamed)} outside of the model" for name in names] for names in split]
+    return [
+        [name or f"parameter {next(unnamed)} outside of the model" for name in names] for names in by_group
+    ]
 
 
 def labels(model: torch.nn.Module, loss_fn: object, optimizer: Any) -> list[str]:
     """Return a label for each parameter of all optimizers, in their order, as `labels_of` makes them."""
-    names, found = parameter_names(model, loss_fn, optimizer), list[str]()
+    names, all_labels = parameter_names(model, loss_fn, optimizer), list[str]()
     for name, each in named_optimizers(optimizer).items():
         sizes = (len(group["params"]) for group in each.param_groups)
-        found += (label for group in labels_of(names[name], sizes, "the trainer") for label in group)
-    return found
+        all_labels += (label for group in labels_of(names[name], sizes, "the trainer") for label in group)
+    return all_labels
 
 
 def in_order_of(own: Sequence[str], saved: Sequence[str], values: Sequence[T]) -> Sequence[T | None]:
     """Return saved values in the order of this trainer's parameters; a new parameter gets None.
 
     Args:
-        own, saved: the labels of this trainer's and of the saved parameters. An earlier version has saved no
-            labels; then the order stays.
+        own, saved: the labels of this trainer's and of the saved parameters. If an earlier version of
+            eventloop has saved the values without labels, the order stays.
         values: a value for each of the saved parameters.
     """
     by_name = dict(zip(saved, values, strict=False))

@@ -1,8 +1,9 @@
-"""Policies of mmcv that both families of hooks have: arguments, their checks, and the formula of the value.
+"""Compute the values of mmcv's policies, which are schedules of a learning rate or a momentum.
 
-`StepLrUpdaterHook` is `Step` for the learning rate and `StepMomentumUpdaterHook` is `Step` for the momentum.
-A policy knows neither an optimizer nor a trainer. In the docstrings base is the initial value, p the number
-of completed units (epochs or iterations), and P their total number in the run.
+The hooks of mmcv's names set the values: `StepLrUpdaterHook` uses the policy `Step` for the learning rate,
+and `StepMomentumUpdaterHook` uses it for the momentum. A policy has arguments, checks them, and returns the
+formula of the value; it knows neither an optimizer nor a trainer. In the docstrings base is the initial
+value, p the number of completed epochs or iterations, and P their total number in the run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Formula = Callable[[float, int, int], float]
 
 
 class Policy:
-    """The formula of a value, and its lowest value; the dataclass fields of a subclass are its arguments."""
+    """A base class for policies, whose arguments are the dataclass fields of the subclass."""
 
     param_name: ClassVar[str] = "lr"
     """The value that the policy sets, "lr" or "momentum"."""
@@ -34,7 +35,10 @@ class Policy:
     """True for a policy that refuses `by_epoch=True`."""
 
     def formula(self) -> Formula | None:
-        """Check the policy's arguments and return its formula; None if the class computes values itself."""
+        """Check the policy's arguments, and return its formula.
+
+        Return None for a subclass of the user's that computes its values in another way.
+        """
         return None
 
     def _lowest(self) -> float:
@@ -45,8 +49,8 @@ class Policy:
     def _lowest_or_ratio(self) -> Callable[[float], float]:
         """Return the function `(base) -> lowest value`.
 
-        The lowest value is the argument `min_lr`, or the product of base and `min_lr_ratio`. For a momentum
-        the arguments are `min_momentum` and `min_momentum_ratio`.
+        The lowest value is the argument `min_lr`, or the product of base and `min_lr_ratio`, of which the
+        user gives one. For a momentum the arguments are `min_momentum` and `min_momentum_ratio`.
         """
         name = f"min_{self.param_name}"
         value, ratio = getattr(self, name), getattr(self, f"{name}_ratio")
@@ -62,9 +66,9 @@ class Policy:
 
 @dataclass(eq=False, repr=False)
 class Step(Policy):
-    """Multiply a value by `gamma` every `step` epochs or iterations, or at those of a list.
+    """Multiply a value by `gamma` every `step` epochs or iterations, or after each number in a list.
 
-    It is never below its lowest value.
+    The value does not fall below the lowest value, the argument `min_lr` or `min_momentum`.
     """
 
     step: int | Sequence[int]
@@ -93,7 +97,7 @@ class Step(Policy):
 
 
 class CosineAnnealing(Policy):
-    """A value that falls to the lowest value along half a cosine."""
+    """Lower a value along half a cosine to its lowest value at the end of the run."""
 
     reaches_end = True
 
@@ -104,7 +108,7 @@ class CosineAnnealing(Policy):
 
 
 class LinearAnnealing(Policy):
-    """A value that falls to the lowest value along a line."""
+    """Lower a value along a line to its lowest value at the end of the run."""
 
     reaches_end = True
 
@@ -116,11 +120,11 @@ class LinearAnnealing(Policy):
 
 @dataclass(eq=False, repr=False)
 class Cyclic(Policy):
-    """A value that goes from base to a peak and on to an end value, both ratios of base, in several cycles.
+    """Raise a value from base to a peak, and lower it to an end value, in each of several cycles.
 
-    The distance of each peak from base shrinks by `gamma` from one cycle to the next. After the last cycle
-    the value stays at its end. Smith, "Cyclical learning rates for training neural networks", 2017, with
-    mmcv's cosine.
+    The peak and the end value are base times the two numbers of `target_ratio`. The distance of the peak from
+    base is multiplied by `gamma` from one cycle to the next. After the last cycle the value stays at the end
+    value. Smith, "Cyclical learning rates for training neural networks", 2017, with mmcv's cosine.
     """
 
     reaches_end = True
@@ -146,26 +150,28 @@ class Cyclic(Policy):
             if total < times:
                 raise ValueError(f"cyclic_times={times} needs a run of as many iterations, got {total}")
             length = total // times
-            cycle, at = divmod(p, length)
+            cycle, in_cycle = divmod(p, length)
             if cycle >= times:
-                cycle, at = times - 1, length
+                cycle, in_cycle = times - 1, length
             scale = gamma**cycle
             peak = 1 - scale + first_peak * scale
             rise = int(up * length)
-            if at < rise:
-                return anneal(base, base * peak, at / rise)
-            return anneal(base * peak, base * end, (at - rise) / (length - rise))
+            if in_cycle < rise:
+                return anneal(base, base * peak, in_cycle / rise)
+            return anneal(base * peak, base * end, (in_cycle - rise) / (length - rise))
 
         return value
 
 
 def annealing_cos(start: float, end: float, factor: float, weight: float = 1.0) -> float:
-    """Return a point on half a cosine from `weight * start + (1 - weight) * end` to `end`.
+    """Return the value at a position of half a cosine that goes to `end`.
 
     Args:
-        start, end: the values between which the curve runs.
+        start: the first value of the curve with `weight=1`.
+        end: the last value of the curve.
         factor: the position on the curve, from 0 to 1.
-        weight: the share of the distance that the curve covers.
+        weight: the factor of the distance from `end` at which the curve starts: the first value is
+            `weight * start + (1 - weight) * end`.
     """
     return end + 0.5 * weight * (start - end) * (cos(pi * factor) + 1)
 
@@ -180,9 +186,9 @@ def one_cycle(
 ) -> Callable[[float, float, float, int, int], float]:
     """Return the function `(start, peak, last, p, P) -> value` of PyTorch's OneCycleLR.
 
-    With two phases the value goes from `start` to `peak` and down to `last`; with three it goes back to
-    `start` first. Smith and Topin, "Super-convergence", 2018, in the form of
-    `torch.optim.lr_scheduler.OneCycleLR`.
+    With two phases the value goes from `start` to `peak`, and from there to `last`. With three phases it goes
+    from `peak` back to `start`, and then to `last`. Smith and Topin, "Super-convergence", 2018, in the form
+    of `torch.optim.lr_scheduler.OneCycleLR`.
 
     Args:
         pct_start: the part of the cycle that goes up, a float in [0, 1].
@@ -197,31 +203,37 @@ def one_cycle(
 
     def value(start: float, peak: float, last: float, p: int, total: int) -> float:
         end = total - 1.0
-        at = min(p, end)
-        began = pct_start * total - 1
-        if at <= began:  # a rise of a single step has no slope: it is at its end
-            return anneal(start, peak, at / began if began > 0 else 1.0)
+        step = min(p, end)
+        phase_end = pct_start * total - 1
+        if step <= phase_end:  # a rise of a single step has no slope: the value is at the peak
+            return anneal(start, peak, step / phase_end if phase_end > 0 else 1.0)
         if three_phase:
-            top, began = began, 2 * pct_start * total - 2
-            if at <= began:
-                return anneal(peak, start, (at - top) / (began - top))
+            top, phase_end = phase_end, 2 * pct_start * total - 2
+            if step <= phase_end:
+                return anneal(peak, start, (step - top) / (phase_end - top))
             peak = start
-        return anneal(peak, last, (at - began) / (end - began))
+        return anneal(peak, last, (step - phase_end) / (end - phase_end))
 
     return value
 
 
 def check_given(what: str, given: Any) -> None:
-    """Check a number, list or mapping for `per_group` before the optimizer is known."""
-    for each in given.values() if isinstance(given, Mapping) else [given]:
-        for value in each if isinstance(each, list | tuple) else [each]:
+    """Check the numbers in the argument `given` of `per_group` before the optimizer is known."""
+    for of_optimizer in given.values() if isinstance(given, Mapping) else [given]:
+        for value in of_optimizer if isinstance(of_optimizer, list | tuple) else [of_optimizer]:
             number(what, value, above=0)
 
 
 def per_group(what: str, given: Any, name: str, optimizer: torch.optim.Optimizer) -> list[float]:
-    """Return one number per param group, from one number, a list, or a mapping by the optimizer's name.
+    """Return one number for each param group of an optimizer.
 
-    The name of a trainer's only optimizer is the name of its class, as in mmcv.
+    Args:
+        what: the name of the argument in messages.
+        given: a number for all groups, a list with one for each, or a mapping of these by the optimizer's
+            name.
+        name: the optimizer's name; "" for a trainer's only optimizer, which has the name of its class, as in
+            mmcv.
+        optimizer: the optimizer.
     """
     name, groups = name or type(optimizer).__name__, optimizer.param_groups
     if isinstance(given, Mapping):
@@ -238,7 +250,10 @@ def _find_anneal(strategy: str) -> Callable[[float, float, float], float]:
 
 
 def _target_ratio(given: float | Sequence[float]) -> tuple[float, float]:
-    """Return `(peak, end)` from a number, `(peak,)` or `(peak, end)`; the default end is peak / 1e5."""
+    """Return the ratios `(peak, end)` of a cycle, given as a number, `(peak,)` or `(peak, end)`.
+
+    By default the end is peak / 1e5.
+    """
     ratios = [*given] if isinstance(given, list | tuple) else [given]
     if len(ratios) not in (1, 2):
         raise ValueError(f"target_ratio must be a number, (peak,) or (peak, end), got {given!r}")

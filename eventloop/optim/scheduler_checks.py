@@ -1,9 +1,10 @@
-"""Refuse schedulers that are not stepped as PyTorch's, and find lengths that are in another unit.
+"""Refuse schedulers that are not stepped like PyTorch's, and find lengths that are in the wrong unit.
 
-`ParamSchedulerHook` uses it, and logs the warnings. timm's and Keras' schedulers are refused, with the code
-to write. The units are epochs and iterations, and with accumulated gradients batches and updates. PyTorch's
-schedulers do not know their unit: `CosineAnnealingLR(optimizer, T_max=epochs)` that is stepped after each
-iteration goes up and down once every few batches.
+`ParamSchedulerHook` uses it, and logs the warnings. Schedulers of timm and Keras are refused by an error with
+the code to write instead. A length is in epochs or iterations, and with accumulated gradients an iteration is
+a batch or an update of the weights. PyTorch's schedulers do not know their unit:
+`CosineAnnealingLR(optimizer, T_max=epochs)` that is stepped after each iteration goes up and down once every
+few batches.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ _BY_EPOCH = (
     "default_hooks=dict(param_scheduler=ParamSchedulerHook(by_epoch=True)), or scheduler.by_epoch = True"
 )
 _NOTHING = 1e-6
-"""The share of a learning rate with which a model does not learn any more."""
+"""A factor of the learning rate below which a model practically does not learn any more."""
 
 
 def refuse_needed_arguments(scheduler: Any) -> None:
-    """Refuse a scheduler whose `step` cannot be called without an argument, as PyTorch's are.
+    """Refuse a scheduler whose `step` cannot be called without an argument, as the hook calls it.
 
-    Handlers need no state for a resume: a checkpoint has the rates, and timm computes the next ones from the
-    epoch or the number of updates alone. Its scheduler on plateau has a state, and gets no handler.
+    The message has handlers that step a scheduler of timm instead. These need no state for a resume, because
+    timm computes a rate from the number of epochs or updates alone. Its scheduler on plateau has a state, so
+    the message names PyTorch's in its place.
 
     Raises:
-        TypeError: see above; the message has the handlers to write.
+        TypeError: the scheduler is refused.
     """
     try:
         parameters = inspect.signature(scheduler.step).parameters.values()
-    except ValueError:  # of a builtin
+    except ValueError:  # a builtin function has no signature
         return
     various = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     needed = [p.name for p in parameters if p.default is Parameter.empty and p.kind not in various]
@@ -55,10 +57,11 @@ def refuse_needed_arguments(scheduler: Any) -> None:
 
 
 def refuse_without_step(scheduler: Any) -> None:
-    """Refuse an object without a `step`; a function of the step, as Keras' schedules are, has a counterpart.
+    """Refuse an object without a method `step`.
 
     Raises:
-        TypeError: see above; the message has the scheduler to write.
+        TypeError: the object is refused. If it is a function of the step, as Keras' schedules are, the
+            message has the scheduler of PyTorch to write.
     """
     if callable(getattr(scheduler, "step", None)):
         return
@@ -72,10 +75,10 @@ def refuse_without_step(scheduler: Any) -> None:
 
 
 def _handlers(scheduler: Any) -> str:
-    """Return the handlers that step a scheduler, as lines of code.
+    """Return the handlers that step a scheduler of timm, as lines of code.
 
-    The rate of an epoch is set before it, because an epoch that a stop cuts short has an `after_train_epoch`
-    too, and goes on when it is resumed.
+    The rate of an epoch is set before the epoch. A handler of `after_train_epoch` would set it too early if a
+    stop ends an epoch early: that event is emitted then, and a resumed run continues the epoch.
     """
     handlers = {"before_train_epoch": ("step_by_epoch", "step(event.epoch)")}
     if callable(getattr(scheduler, "step_update", None)):
@@ -87,9 +90,10 @@ def _handlers(scheduler: Any) -> str:
 
 
 def mistaken_unit(scheduler: Any, by_epoch: bool, max_epochs: int, max_iters: int | None) -> str | None:
-    """Return a warning if a schedule seems to count the wrong unit, else None.
+    """Return a warning if a schedule seems to be written in another unit than it is stepped in, else None.
 
-    Its length equals the run's length in that unit, or it ends in the first tenth of the iterations.
+    It seems so if its length equals the run's length in the other unit, or if it ends in the first tenth of
+    the iterations.
 
     Args:
         scheduler: the scheduler.
@@ -97,13 +101,13 @@ def mistaken_unit(scheduler: Any, by_epoch: bool, max_epochs: int, max_iters: in
         max_epochs, max_iters: the length of the run in both units; without `max_iters` the iterations are
             assumed to outnumber the epochs.
     """
-    mistaken = max_iters if by_epoch else max_epochs
-    names = [name for name, length in _lengths(_state(scheduler)) if length == mistaken]
+    in_other_unit = max_iters if by_epoch else max_epochs
+    names = [name for name, length in _lengths(_state(scheduler)) if length == in_other_unit]
     if not (names or by_epoch or max_iters is None):
         return _lowers_at_once(scheduler, max_epochs, max_iters)
-    if not names or mistaken is None or max_iters == max_epochs:
+    if not names or in_other_unit is None or max_iters == max_epochs:
         return None
-    name, label = type(scheduler).__name__, f"{names[0]}={mistaken}"
+    name, label = type(scheduler).__name__, f"{names[0]}={in_other_unit}"
     if by_epoch:
         return (
             f"{name} is stepped after each epoch, and its {label} is the number of iterations of a run of "
@@ -118,15 +122,18 @@ def mistaken_unit(scheduler: Any, by_epoch: bool, max_epochs: int, max_iters: in
 
 
 def _lowers_at_once(scheduler: Any, max_epochs: int, max_iters: int) -> str | None:
-    """Return a warning if a schedule that is stepped after each iteration lowers the rate as if by epoch."""
+    """Return a warning if a schedule lowers the rate in a small part of the run, else None.
+
+    It is stepped after each iteration, and was probably written for a step after each epoch.
+    """
     name, state = type(scheduler).__name__, _state(scheduler)
     by_epoch = "step it by epoch with " + ("by_epoch=True" if isinstance(scheduler, Window) else _BY_EPOCH)
-    while isinstance(state, Mapping) and state.get("scheduler"):  # of a window
+    while isinstance(state, Mapping) and state.get("scheduler"):  # the state of a window
         state = state["scheduler"]
-    if not isinstance(state, Mapping) or "total_size" in state:  # of the user's own class, a CyclicLR
+    if not isinstance(state, Mapping) or "total_size" in state:  # of a user's class, or of a CyclicLR
         return None
     gamma, step, milestones = state.get("gamma"), state.get("step_size", 1), state.get("milestones")
-    if not all(isinstance(each, int) for each in (step, *(milestones or ()))):  # of the user's own class
+    if not all(isinstance(each, int) for each in (step, *(milestones or ()))):  # the state of a user's class
         return None
     if milestones and max(milestones) <= max_epochs <= max_iters / 10:
         return (
@@ -135,6 +142,7 @@ def _lowers_at_once(scheduler: Any, max_epochs: int, max_iters: int) -> str | No
         )
     if milestones or not (isinstance(gamma, float) and 0 < gamma < 1):
         return None
+    # the factors of the rate after a tenth of the run, after the run, and after as many steps as epochs
     early, end, of_epochs = (gamma ** (n // step) for n in (max_iters // 10, max_iters, max_epochs))
     if not (early < _NOTHING or end < _NOTHING <= of_epochs):
         return None
@@ -148,21 +156,25 @@ def _lowers_at_once(scheduler: Any, max_epochs: int, max_iters: int) -> str | No
 def mistaken_count(
     scheduler: Any, per_step: int, batches: int, updates: Collection[int], *, by_update: bool
 ) -> str | None:
-    """Return a warning if a schedule has the run's length in batches, and counts updates, or vice versa.
+    """Return a warning if a schedule seems to count batches where an iteration is an update, else None.
+
+    It also does so if a schedule seems to count updates where an iteration is a batch. The schedule is then
+    as long as the run in the other unit.
 
     Args:
         scheduler: a scheduler that is stepped after each iteration.
-        per_step: the number of batches for an update, an optimizer step.
-        batches: the number of batches of the run.
-        updates: the number of updates, if each epoch begins with a new one and if it does not.
+        per_step: the number of batches for an update, which is an optimizer step.
+        batches: the number of batches in the run.
+        updates: the numbers of updates in the run that a user may compute: with a new update at the begin of
+            each epoch, and without.
         by_update: whether an iteration is an update, not a batch.
     """
     own, others = ({*updates}, {batches}) if by_update else ({batches}, {*updates})
     state = _state(scheduler)
-    found = [(name, n) for name, n in (*_lengths(state), *_ends(state)) if n in others - own]
-    if not found:
+    mistaken = [(name, n) for name, n in (*_lengths(state), *_ends(state)) if n in others - own]
+    if not mistaken:
         return None
-    name, label = type(scheduler).__name__, f"{found[0][0]}={found[0][1]}"
+    name, label = type(scheduler).__name__, f"{mistaken[0][0]}={mistaken[0][1]}"
     if by_update:
         return (
             f'{name} is stepped after each update, an iteration with unit="update", and its {label} is the '
@@ -177,13 +189,17 @@ def mistaken_count(
 
 
 def _state(scheduler: Any) -> Any:
+    """Return the state of a scheduler; of a window the one that has all arguments."""
     read: Callable[[], Any] = getattr(scheduler, "built_state", getattr(scheduler, "state_dict", dict))
     return read()
 
 
 def _ends(state: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of the end of a window, of the last milestone and of a sequence in a state."""
-    if not isinstance(state, Mapping):  # of a class of the user's own
+    """Yield names and values of the steps in a scheduler's state at which a schedule ends.
+
+    These are the end of a window, the last milestone, and the length of a sequence of schedulers.
+    """
+    if not isinstance(state, Mapping):  # the state of a user's class
         return
     yield "end", state.get("end")
     for name in ("milestones", "_milestones"):
@@ -200,9 +216,9 @@ def _lengths(state: Any) -> Iterator[tuple[str, Any]]:
 
     A warm-up has none, because it is a small part of a run in any unit.
     """
-    if not isinstance(state, Mapping):  # of a class of the user's own
+    if not isinstance(state, Mapping):  # the state of a user's class
         return
-    if state.get("scheduler"):  # of a window
+    if state.get("scheduler"):  # the state of a window
         yield from _lengths(state["scheduler"])
     elif "_schedulers" in state:  # a SequentialLR ends with its last part
         for part in state["_schedulers"][-1:] if "_milestones" in state else state["_schedulers"]:

@@ -5,10 +5,10 @@
         dict(type="MultiStepLR", milestones=[8, 11], gamma=0.1),
     ])
 
-They are windows over PyTorch's schedulers and chainable: each continues from the current value. `begin` and
-`end` count epochs, or iterations with `by_epoch=False`; a schedule's own steps are counted from `begin`. The
-`...Momentum` classes schedule `momentum`, or the first of `betas`, and a subclass with another `param_name`
-schedules that value:
+Each is a `Window`: it runs a scheduler of PyTorch from the step `begin` to the step `end` of the run. Several
+can be combined, as each continues from the current value. `begin` and `end` count epochs, or iterations with
+`by_epoch=False`; arguments such as `milestones` are counted from `begin`. The `...Momentum` classes schedule
+`momentum`, or the first of `betas`, and a subclass with another `param_name` schedules that value:
 
     class LinearWeightDecay(LinearLR):
         param_name = "weight_decay"
@@ -119,8 +119,13 @@ def build_schedulers(schedulers: list[Any], optimizer: Optimizers | None, run: R
 
     `type` is a class, or a name from this module, from your own `@SCHEDULERS.register`, or from
     `torch.optim.lr_scheduler`. If a schedule of this module needs an `end` and none is given, it ends with
-    the run. With `convert_to_iter_based=True` counts are in epochs, and the scheduler is stepped by
-    iteration.
+    the run. With `convert_to_iter_based=True` the arguments are in epochs, and the scheduler is stepped after
+    each iteration.
+
+    Args:
+        schedulers: the list, in which each config `dict(type=..., **arguments)` is replaced.
+        optimizer: the trainer's optimizer, or its optimizers by name.
+        run: the length of the run.
 
     Raises:
         TypeError, ValueError: an unknown type or argument (with a suggestion), or a value that the scheduler
@@ -141,7 +146,7 @@ def build_schedulers(schedulers: list[Any], optimizer: Optimizers | None, run: R
 
 
 def check_windows(schedulers: Sequence[Any], run: Run) -> None:
-    """Warn of windows that extend beyond the run, probably because their unit is wrong.
+    """Warn of schedules that extend beyond the run, probably because their unit is wrong.
 
     Warns:
         UserWarning: a window begins at or ends after the end of the run.
@@ -160,6 +165,7 @@ def check_windows(schedulers: Sequence[Any], run: Run) -> None:
 
 
 def _build(config: Mapping[str, Any], optimizer: Optimizer, run: Run) -> Any:
+    """Return the scheduler of a config for one optimizer; see `build_schedulers`."""
     arguments = dict(config)
     if "type" not in arguments:
         raise TypeError(f"expected a scheduler or a config dict(type=...), got {config!r}")
@@ -182,14 +188,15 @@ def _build(config: Mapping[str, Any], optimizer: Optimizer, run: Run) -> Any:
 
 
 def _find(kind: Any) -> type:
+    """Return the class of a scheduler, given the class or its name; the error suggests the nearest name."""
     if isinstance(kind, type):
         return kind
-    found = SCHEDULERS.find(kind) if isinstance(kind, str) else None
-    if found is None and kind in torch_lr.__all__:
-        found = getattr(torch_lr, kind)
-    if found is None:
+    scheduler_class = SCHEDULERS.find(kind) if isinstance(kind, str) else None
+    if scheduler_class is None and kind in torch_lr.__all__:
+        scheduler_class = getattr(torch_lr, kind)
+    if scheduler_class is None:
         if kind in CLASSES:
             raise ValueError(f"unknown scheduler {kind!r}: use {CLASSES[kind]}")
         known = [*dict.fromkeys([*SCHEDULERS.names(), *torch_lr.__all__])]
         raise ValueError(f"unknown scheduler {kind!r}{suggest(str(kind), known)}")
-    return found
+    return scheduler_class

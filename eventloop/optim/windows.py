@@ -1,6 +1,7 @@
-"""Run a PyTorch scheduler within a window of the run, on one value of the param groups.
+"""Run a PyTorch scheduler from one step of the run to another, on one value of the param groups.
 
-`schedulers` defines MMEngine's windows; the ParamSchedulerHook steps them, and the resume rebuilds them.
+`schedulers` defines MMEngine's schedulers with this class; the ParamSchedulerHook steps them, and a resume
+loads their states.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from eventloop.util.checks import at_least, check_bools, check_metric
 logger = logging.getLogger("eventloop")
 
 Schedule = Callable[[Optimizer], LRScheduler]
+"""A function that makes a PyTorch scheduler of an optimizer."""
 
-# The entries of a scheduler's state that it counts or derives; all others are arguments of its constructor.
 PROGRESS = frozenset(
     {
         *("last_epoch", "last_step", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs"),
         *("cooldown_counter", "T_cur", "T_i", "verbose", "_get_lr_called_within_step", "_is_initial"),
     }
 )
+"""The keys of a scheduler's state that are no arguments of its constructor: it counts or derives them."""
 
 
 class Window:
@@ -37,21 +39,22 @@ class Window:
         Trainer(..., schedulers=[warm, main])
 
     Outside the window it does nothing. The scheduler is created when its window begins, so its first step is
-    `begin`. PyTorch's schedulers continue from the current value, so overlapping windows multiply, and
-    between two windows the value stays. `eventloop.optim.schedulers` has MMEngine's names, built on this
-    class.
+    `begin`. PyTorch's schedulers continue from the current value. So the factors of overlapping windows are
+    multiplied, and between two windows the value stays the same. `eventloop.optim.schedulers` has MMEngine's
+    schedulers, built on this class.
 
-    The scheduler works on a stand-in for the optimizer whose `lr` is the scheduled value. So every PyTorch
-    scheduler can schedule a momentum (in `betas`, too) or a weight decay.
+    The scheduler is given another optimizer without parameters, whose `lr` is the scheduled value. So every
+    PyTorch scheduler can schedule a momentum (the first of `betas`, too) or a weight decay.
 
     Args:
         optimizer: the optimizer whose param groups are scheduled.
         schedule: `(optimizer) -> PyTorch scheduler`.
         begin, end: in epochs, or in iterations with `by_epoch=False`; without `end` the window stays open.
-        by_epoch: the unit; the param_scheduler hook steps the window after each epoch, or after each
+        by_epoch: the unit: the param_scheduler hook steps the window after each epoch, or after each
             iteration.
         param_name: "lr", "momentum" or another number in the groups. A subclass may set it as an attribute.
-        floor: the scheduler moves only the part of the value above this (one number, or one per group).
+        floor: a number, or one for each param group, that is subtracted from the value before the scheduler
+            computes with it, and added again afterwards.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong type or range, the optimizer has no such value, or
@@ -83,9 +86,9 @@ class Window:
         self.last_step = 0
         if self.active:
             self._advance()
-        # a scheduler that refuses its arguments does so here, not in the middle of the run
-        made = self._scheduler or self._make(_Shadow(optimizer, self.param_name, floor))
-        self._built = dict(made.state_dict())
+        # made now even if the window begins later, so that wrong arguments are refused before the run
+        scheduler = self._scheduler or self._make(_Shadow(optimizer, self.param_name, floor))
+        self._built = dict(scheduler.state_dict())
 
     @property
     def active(self) -> bool:
@@ -93,9 +96,9 @@ class Window:
         return self.begin <= self.last_step and (self.end is None or self.last_step < self.end)
 
     def step(self) -> None:
-        """Count one epoch or iteration; within the window, move the value."""
+        """Count one epoch or iteration; within the window, step the scheduler and write its value."""
         self.last_step = step = self.last_step + 1
-        if self.begin <= step and (self.end is None or step < self.end):  # active, without a call
+        if self.begin <= step and (self.end is None or step < self.end):  # as `active`, without its call
             self._advance()
 
     def get_last_value(self) -> list[Any]:
@@ -105,24 +108,28 @@ class Window:
     get_last_lr = get_last_value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the window, the number of steps, and the state of PyTorch's scheduler.
+        """Return the arguments of the window, the number of steps, and the state of PyTorch's scheduler.
 
-        Before the window begins, the scheduler's state is missing: its entry is empty (None).
+        Before the window begins, None stands for the scheduler's state.
         """
         scheduler = None if self._scheduler is None else self._scheduler.state_dict()
         return {"last_step": self.last_step, **self._window(), "scheduler": scheduler}
 
     def written(self) -> list[tuple[float, float]]:
-        """Return the initial and the last written value of each param group, so that a resume finds edits."""
+        """Return a pair for each param group: the initial value, and the value that was written last.
+
+        With them a resume finds values that the user has changed since.
+        """
         values = [
-            float(rate) + low for rate, low in zip(self._shadow.rates(), self._shadow.floors, strict=True)
+            float(rate) + floor for rate, floor in zip(self._shadow.rates(), self._shadow.floors, strict=True)
         ]
         return [*zip(self._initial, values, strict=True)]
 
     def built_state(self) -> dict[str, Any]:
-        """Return a state with the arguments of PyTorch's scheduler, even before the window begins.
+        """Return the state, with PyTorch's scheduler as it was when it was made.
 
-        A resume compares them with those of the checkpoint.
+        It has the arguments of that scheduler even before the window begins. A resume compares them with the
+        arguments in the checkpoint.
         """
         return {**self.state_dict(), "scheduler": self._built}
 
@@ -146,7 +153,7 @@ class Window:
         return {"begin": self.begin, "end": self.end, "by_epoch": self.by_epoch, "floor": floor}
 
     def _load_window(self, state: Mapping[str, Any]) -> list[str]:
-        """Load a state, and return the arguments in which it differs from this window."""
+        """Load a state, and return a text for each argument in which it differs from this window."""
         changed = _differences(self._window(), state)
         self.begin, self.end, self.by_epoch = state["begin"], state["end"], state["by_epoch"]
         self._floor = state["floor"]
@@ -160,6 +167,7 @@ class Window:
         return changed
 
     def _advance(self) -> None:
+        """Let PyTorch's scheduler make its next step, or its first one, and write the value."""
         shadow, scheduler = self._shadow, self._scheduler
         if len(self.optimizer.param_groups) != shadow.size:
             self._refuse_groups()
@@ -171,7 +179,8 @@ class Window:
         shadow.push()
 
     def _make(self, shadow: _Shadow) -> LRScheduler:
-        scheduler = self._schedule(shadow)  # makes its first step
+        """Return PyTorch's scheduler of an optimizer; its constructor makes its first step."""
+        scheduler = self._schedule(shadow)
         if not isinstance(scheduler, LRScheduler):
             raise TypeError(
                 f"schedule must return a scheduler of torch.optim.lr_scheduler, got {scheduler!r}"
@@ -189,7 +198,7 @@ class Window:
 
 
 class PlateauWindow(Window):
-    """A window for `ReduceLROnPlateau`: `step()` counts an epoch, `step(metric)` follows a validation.
+    """A window for `ReduceLROnPlateau`: `step()` counts an epoch, `step(metric)` reports a validation.
 
     Args:
         monitor: the name of the metric.
@@ -225,16 +234,16 @@ class PlateauWindow(Window):
 
 
 class _Shadow(Optimizer):
-    """A stand-in for an optimizer, without its parameters.
+    """An optimizer without parameters that a window gives to PyTorch's scheduler instead of the real one.
 
-    The scheduled values, minus the floor, are the `lr` of its groups.
+    The `lr` of its groups is the scheduled value of the real optimizer's groups, minus the window's floor.
 
-    `pull` and `push` run in every iteration. The groups are paired once, and again when loading a checkpoint
-    has given the optimizer another list of groups. Plain floats, the usual case, are read and written without
-    a call.
+    `pull` and `push` are called in every iteration, so they are fast: the groups of the two optimizers are
+    paired once, and again when a load of a checkpoint has replaced the list of groups. Floats, the usual
+    values, are read and written without a call.
     """
 
-    _opt_called = True  # else PyTorch warns that the scheduler is stepped before its optimizer
+    _opt_called = True  # without it PyTorch warns that the scheduler is stepped before its optimizer
 
     def __init__(self, optimizer: Optimizer, param_name: str, floor: float | Sequence[float]) -> None:
         self._real, self._name = optimizer, param_name
@@ -245,10 +254,10 @@ class _Shadow(Optimizer):
             [
                 {
                     "params": [torch.empty(0)],
-                    "lr": read_value(group, param_name) - low,
-                    "initial_lr": initial_value(group, param_name) - low,
+                    "lr": read_value(group, param_name) - floor_of_group,
+                    "initial_lr": initial_value(group, param_name) - floor_of_group,
                 }
-                for group, low in zip(groups, self.floors, strict=True)
+                for group, floor_of_group in zip(groups, self.floors, strict=True)
             ],
             {},
         )
@@ -259,13 +268,13 @@ class _Shadow(Optimizer):
         self._pairs = [*zip(self.param_groups, self._paired, self.floors, strict=True)]
 
     def pull(self) -> None:
-        """Copy the optimizer's current values into the stand-in."""
+        """Copy the current values of the real optimizer into this one."""
         if self._real.param_groups is not self._paired:
             self._pair_up()
         name = self._name
-        for shadow, group, low in self._pairs:
+        for shadow, group, floor in self._pairs:
             value = group.get(name)
-            shadow["lr"] = (value if type(value) is float else read_value(group, name)) - low
+            shadow["lr"] = (value if type(value) is float else read_value(group, name)) - floor
 
     def rates(self) -> list[Any]:
         """Return the scheduled values without the window's floor, as PyTorch's scheduler computes them."""
@@ -274,14 +283,14 @@ class _Shadow(Optimizer):
     def push(self) -> None:
         """Write the scheduled values to the real optimizer."""
         name = self._name
-        for shadow, group, low in self._pairs:
+        for shadow, group, floor in self._pairs:
             if type(group.get(name)) is float:
-                group[name] = shadow["lr"] + low
+                group[name] = shadow["lr"] + floor
             else:
-                write_value(group, name, shadow["lr"] + low)
+                write_value(group, name, shadow["lr"] + floor)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Do nothing, because a stand-in for an optimizer has no parameters."""
+        """Do nothing, because this optimizer has no parameters."""
 
 
 def check_window(begin: object, end: object, by_epoch: object) -> None:
@@ -297,6 +306,7 @@ def check_window(begin: object, end: object, by_epoch: object) -> None:
 
 
 def _differences(own: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:
+    """Return a text for each argument that differs in two states of a scheduler."""
     return [
         f"{name} {loaded[name]!r} instead of {value!r}"
         for name, value in own.items()

@@ -1,14 +1,16 @@
 """Give each directory that a run writes one live owner, also on a shared file system without locks.
 
-Start with `acquiring`, which acquires a directory, waits or refuses. `owner` reads and writes the records of
-owners, and decides whether the run that wrote one lives, `holding` gives signs of life and releases
-directories, and `run_ownership` owns all directories of a trainer's run. The package imports `temporary` and
-`util`, and no torch: what a run needs of its checkpoints and of other ranks is given to it as functions.
+Start with `acquiring`, which makes a process the owner of a directory, waits for another owner, or refuses.
+`owner` reads and writes the records of owners, files in the directory, and decides whether an owner is alive.
+`holding` renews the record of a living owner and releases directories, and `run_ownership` owns all
+directories of a trainer's run. `status` reads and writes the run's progress. The package imports `temporary`
+and `util`, and no torch: the checkpoints and the other ranks of a run are reached by functions that it is
+given.
 
-A run creates its record, and then looks for the records of others. Of two runs that begin at one moment at
-least one finds the other, so both never own the directory. That needs a file system that lists a file once it
-has been created, shows what was written once a file has been closed, and gives all files of a directory their
-times by one clock. Nothing is assumed about locks, links and renames.
+A run creates its record, and then looks for the records of other runs. If two runs begin at the same time, at
+least one finds the record of the other, so they never own the directory both. This needs a file system that
+lists a file once it has been created, shows the contents of a file once it has been closed, and takes the
+times of all files in a directory from one clock. Nothing is assumed about locks, links and renames.
 """
 
 from __future__ import annotations

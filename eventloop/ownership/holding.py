@@ -1,7 +1,7 @@
-"""Show every few seconds that the owner of a directory lives, and give the directory back.
+"""Renew the record of a directory's owner every few seconds, and release the directory at the end.
 
-A `Heartbeat` serves all directories of a run, on a thread of its own, which also does what the run does each
-second. A forked child neither gives signs of life nor gives anything back.
+A `Heartbeat` does this for all directories of a run, on a thread of its own. The thread also calls functions
+of the run each second. A forked child process renews and releases nothing.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 BEAT_SECONDS = 5.0
-"""Seconds between two signs of life."""
+"""Seconds between two renewals of the records, whose files get the present time."""
 TICK_SECONDS = 1.0
-"""Seconds between two calls of the functions that the run has given."""
+"""Seconds between two calls of the run's functions."""
 JOIN_SECONDS = 2.0
-"""Seconds that the end of a run waits for a heartbeat that hangs in the file system."""
+"""Seconds for which the end of a run waits for its heartbeat thread, which may hang in the file system."""
 
 
 class Held:
-    """A directory that a run of this process owns.
+    """A directory that a run of this process owns, or claims.
 
     Args:
-        path: the file of its record, which `create` makes.
-        record: what the file says.
+        path: the path of the run's record in the directory; `create` creates the file.
+        record: the contents of the file.
     """
 
     def __init__(self, path: Path, record: Record) -> None:
         self.directory, self._path, self._record = path.parent, path, record
         self._process, self._reported, self._released = os.getpid(), False, False
-        self._opened: list[int] = []  # the descriptor of the directory
+        self._opened: list[int] = []  # the descriptor of the directory while it is open
         self.lost = False
-        """True once another run has taken the directory, because this one was silent for too long."""
+        """True once another run owns the directory, because this run has not renewed its record in time."""
 
     def create(self) -> None:
-        """Create the file, and keep the directory open.
+        """Create the file, and keep the directory open, so that a later check recognises it.
 
-        A directory that is made again then does not get the same inode number.
+        As long as the directory is open, a new directory at its path cannot get the same inode number.
 
         Raises:
             OSError: the directory cannot be written, or no descriptor is left.
@@ -58,16 +58,16 @@ class Held:
         self._opened.append(os.open(self.directory, os.O_RDONLY))
 
     def beat(self) -> None:
-        """Show that the owner lives, and find out whether another run has taken the directory."""
+        """Renew the record, and set `lost` if another run owns the directory now."""
         try:
             os.utime(self._path)
         except FileNotFoundError:
             self._check_file()
-        except OSError as error:  # of a file system that will be well again, or will not
+        except OSError as error:  # the next renewal may succeed
             logger.debug("%s: %s", self._path, error)
 
     def change(self, state: State) -> None:
-        """Write into the file what the owner does now."""
+        """Write into the record what the owner does now."""
         self._record = msgspec.structs.replace(self._record, state=state)
         try:
             write_record(self._path, self._record)
@@ -77,10 +77,11 @@ class Held:
             logger.warning("%s does not say that its run is %s: %s", self.directory, state, error)
 
     def release(self) -> None:
-        """Give the directory back; the file of another owner is not touched. It may be called again."""
+        """Release the directory by removing this run's record; later calls do nothing more."""
         if self._process != os.getpid():
             return
-        held.discard(self._path.name)  # first: whatever fails now, no later run of this process is refused
+        # first, so that a later run of this process is not refused, even if the file cannot be removed
+        held.discard(self._path.name)
         try:
             if not self._released:
                 self._path.unlink()
@@ -95,32 +96,36 @@ class Held:
             os.close(self._opened.pop())
 
     def _check_file(self, *, ends: bool = False) -> None:
-        """Check why the file is gone; write it again unless another run has the directory or ours ends."""
+        """Find the reason why the record is gone: set `lost`, log a rename, or create the record again.
+
+        Args:
+            ends: whether this run releases the directory, so that the record is not created again.
+        """
         if any(owner.lives is not False and owner.state != "claiming" for owner in owners_in(self.directory)):
             self.lost = True
             return
-        is_there = self.directory.is_dir()
-        same = is_there and os.path.samestat(self.directory.stat(), os.fstat(self._opened[0]))
-        if not self._reported and not same:
+        exists = self.directory.is_dir()
+        is_same = exists and os.path.samestat(self.directory.stat(), os.fstat(self._opened[0]))
+        if not self._reported and not is_same:
             self._reported = True
             logger.warning(
                 "%s was renamed or removed while a run writes there: what the run writes from now on is in a "
                 "new directory of that name, and open files stay where they are",
                 self.directory,
             )
-        if is_there and not (ends or self._released):
+        if exists and not (ends or self._released):
             with suppress(OSError):
                 create_record(self._path, self._record)
 
 
 class Heartbeat:
-    """The signs of life of a run in all its directories, and its end there.
+    """Renew the records of a run in all its directories, and release these at the end.
 
     Args:
-        directories: the directories of the run.
-        lost: called once, on the heartbeat's thread, with the directory that another run has taken.
-        each_second: functions that are called on the heartbeat's thread at once, each second, and a last time
-            when the run ends. The first error of each is logged.
+        directories: the directories of the run; directories may be added until the start.
+        lost: called once, on the heartbeat's thread, with a directory that another run owns now.
+        each_second: functions that the heartbeat's thread calls at once, each second, and a last time when
+            the run ends. The first error of each is logged.
     """
 
     def __init__(
@@ -131,25 +136,26 @@ class Heartbeat:
     ) -> None:
         self._directories, self._lost, self._process = directories, lost, os.getpid()
         self._each_second, self._failed = each_second, set[int]()
-        self._reported = self.ends = False
+        self._reported = self.ends = False  # whether `lost` was called, and whether the run is ending
         self.ended = False
-        """True from the last call of the functions on, and at no call before it."""
-        self._words: SimpleQueue[State | None] = SimpleQueue()  # a signal handler may put into it
+        """False at all calls of the functions except the last one; True at that call and after it."""
+        # states to write into the records, then None for the end; a signal handler may put one
+        self._words: SimpleQueue[State | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="eventloop heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin to give signs of life, if the system has a thread for it."""
-        with suppress(RuntimeError):  # there are no more threads, or the interpreter ends
+        """Start the thread; a run for which the system has no thread does without."""
+        with suppress(RuntimeError):  # the limit of threads is reached, or the interpreter is ending
             self._thread.start()
 
     def ending(self) -> None:
-        """Record for runs that wait for the directories that this one ends; signal handlers may call this."""
+        """Record in the directories that the run is ending; signal handlers may call this."""
         if self._process == os.getpid() and not self.ends:
             self.ends = True
             self._words.put("ending")
 
     def end(self) -> None:
-        """Give all directories back; it may be called again."""
+        """End the thread and release all directories; later calls do nothing more."""
         if self._process != os.getpid():
             return
         self._words.put(None)
@@ -157,21 +163,21 @@ class Heartbeat:
             if self._thread.is_alive():
                 self._thread.join(JOIN_SECONDS)
         finally:  # also after a Ctrl-C
-            self._give_back()
+            self._release()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         for directory in self._directories:
             directory.release()
 
     def _run(self) -> None:
         self._call_each()
-        beaten = monotonic()
+        last_beat = monotonic()
         while True:
             try:
                 state = self._words.get(timeout=TICK_SECONDS)
             except Empty:
-                if monotonic() - beaten >= BEAT_SECONDS:
-                    beaten = monotonic()
+                if monotonic() - last_beat >= BEAT_SECONDS:
+                    last_beat = monotonic()
                     for directory in self._directories:
                         self._beat(directory)
                 self._call_each()

@@ -1,11 +1,13 @@
-"""Read and write the records of owners of a directory, and decide whether an owner lives.
+"""Read and write the records of a directory's owners, and decide whether an owner is alive.
 
-The hidden files `.owner-…` in a directory say which run owns it. The name of a file holds the identity of its
-process and a number, so it is never used again. Its owner writes it in place, sets its time every few
-seconds, and removes it at the end. A file that a killed run has left is removed by the next owner.
+A record is a hidden file `.owner-…` in the directory, and names the run that owns it. The name of the file
+has the identity of the run's process and a number, so it is never used again. The owner writes the file in
+place, sets its time every few seconds, and removes it at the end. A file that a killed run has left is
+removed by the next owner.
 
-A process of this machine is looked up. A run elsewhere lives as long as it sets the time of its file, which
-is compared with the clock of the directory, never with the clock of a machine.
+A process of this machine is looked up by its id. A run on another machine counts as alive as long as it sets
+the time of its file. This time is compared with the clock of the directory's file system, never with the
+clock of a machine.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ from eventloop.temporary.names import directory_time
 from eventloop.temporary.process_identity import Process, lives, this_process
 
 State = Literal["claiming", "training", "evaluating", "pruning", "replaying", "ending"]
-"""What an owner does in its directory; one that is claiming it may not become the owner."""
+"""What a run does in a directory. A run is "claiming" until it is the owner, or has found another owner."""
 SIZE = 4096
-"""The size of a file in bytes: it is written in place, by one call, whatever it says."""
+"""The size of the file of a record in bytes. It is constant, so that one call overwrites the file."""
 _PREFIX = ".owner-"
 _numbers = itertools.count(1)
 SILENT_SECONDS = 30.0
-"""Seconds without a sign of life after which a run elsewhere counts as dead."""
-_TRIES, _TRY_SECONDS = 10, 0.02  # how often to read a file that another process is writing
+"""Seconds after which a run on another machine that has not set its file's time counts as dead."""
+_TRIES, _TRY_SECONDS = 10, 0.02  # how often a file that another process is writing is read, and the pause
 
 held: set[str] = set()
-"""The names of the files of the runs in this process."""
+"""The names of the files of all records that belong to runs of this process."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,12 +45,14 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         directory: the directory.
         host: the name of the owner's machine; "" if its record is damaged.
-        pid: the process id there; 0 if the record is damaged.
-        since: when it took the directory, ISO 8601.
+        pid: the process id on that machine; 0 if the record is damaged.
+        since: the time at which it became the owner, as in ISO 8601.
         state: "claiming" for a moment, then "training", "evaluating", "pruning" or "replaying"; "ending" from
             a signal, or the end of the training, until everything is written.
-        lives: whether it lives; None for one elsewhere that lived less than half a minute ago.
-        touched: the time of its last sign of life, in nanoseconds, by the clock of the directory.
+        lives: whether its process is alive; None if it is on another machine, and was alive less than half a
+            minute ago.
+        touched: the time of the file of its record, which the owner sets every few seconds: nanoseconds since
+            the epoch, by the clock of the directory.
         path: the path of its record.
         ours: whether this process is the owner.
     """
@@ -74,12 +78,14 @@ def read_owner(directory: str | PathLike[str]) -> Owner | None:
     Raises:
         OSError: the directory, or a record in it, cannot be read.
     """
-    found = owners_in(Path(directory))
-    return max(found, key=_rank) if found else None
+    owners = owners_in(Path(directory))
+    return max(owners, key=_rank) if owners else None
 
 
 def owners_in(directory: Path) -> list[Owner]:
-    """Return all runs with a record in a directory: its owner, those that claim it, and those killed there.
+    """Return all runs with a record in a directory.
+
+    These are its owner, runs that are about to become the owner, and runs that were killed there.
 
     Raises:
         OSError: the directory, or a record in it, cannot be read.
@@ -89,41 +95,48 @@ def owners_in(directory: Path) -> list[Owner]:
 
 
 def _rank(owner: Owner) -> tuple[int, bool, int]:
+    """Return a key that is greatest for the owner among the runs with a record in a directory.
+
+    A living run comes before one that may be alive, then a run that is the owner before one that claims it,
+    then the run whose record is the newest.
+    """
     life = {True: 2, None: 1, False: 0}[owner.lives]
     return life, owner.state != "claiming", owner.touched
 
 
 def _read(directory: Path, path: Path) -> Owner | None:
-    for tries in range(_TRIES, -1, -1):
+    """Return the run with the record at a path; None if the file is gone."""
+    for tries_left in range(_TRIES, -1, -1):
         try:
             record, touched = read_record(path)
         except FileNotFoundError:  # the run has ended, and has removed its record
             return None
         if record is not None:
             return _owner(directory, path, record, touched)
-        if tries:
+        if tries_left:
             sleep(_TRY_SECONDS)
-    # the run was killed while it wrote the record, or the machine was
+    # damaged: the run was killed, or the machine crashed, while the record was written
     return Owner(
         directory=directory,
         host="",
         pid=0,
         since="",
         state="training",
-        lives=_beats(directory, touched),
+        lives=_may_live(directory, touched),
         touched=touched,
         path=path,
     )
 
 
 def _owner(directory: Path, path: Path, record: Record, touched: int) -> Owner:
+    """Return the run with a record, and decide whether it is alive."""
     ours = record.process == this_process()
     if _is_copied(path, record):
         life: bool | None = False
     elif ours:
         life = path.name in held
     elif (life := lives(record.process)) is None:
-        life = _beats(directory, touched)
+        life = _may_live(directory, touched)
     return Owner(
         directory=directory,
         host=record.host,
@@ -137,18 +150,19 @@ def _owner(directory: Path, path: Path, record: Record, touched: int) -> Owner:
     )
 
 
-def _beats(directory: Path, touched: int) -> bool | None:
-    """Return False if the owner has been silent for too long, else None: it may have died just now.
+def _may_live(directory: Path, touched: int) -> bool | None:
+    """Return False if a run has not set its file's time for too long, else None: it may have died since.
 
-    A time in the future is not of this clock, so it is no sign of life either.
+    A time in the future comes from another clock, so it does not show that the run is alive either.
     """
     return False if abs(directory_time(directory) - touched / 1e9) > SILENT_SECONDS else None
 
 
 def _is_copied(path: Path, record: Record) -> bool:
-    """Return whether a record was copied with its directory, so that its owner has another directory.
+    """Return whether a record is a copy, made with its directory, whose run owns the original directory.
 
-    False for an owner on another machine. There the age of the record decides, which no run renews in a copy.
+    False for a run on another machine, whose paths say nothing here. There the time of the file decides,
+    which no run sets in a copy.
     """
     if record.place != this_process().place:
         return False
@@ -166,11 +180,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of an owner's file.
 
     Attributes:
-        host: the name of its machine.
-        pid, place, start: the identity of its process.
-        since: when it took the directory, ISO 8601.
-        state: what it does there.
-        directory: the absolute path at which it took the directory; a path need not be UTF-8.
+        host: the name of the owner's machine.
+        pid, place, start: the identity of the owner's process: its id, a hash of the boot and the namespace
+            in which the id is valid, and the time of its start.
+        since: the time at which it became the owner, as in ISO 8601.
+        state: what the owner does in the directory.
+        directory: the absolute path of the directory when the owner acquired it; bytes, because a path need
+            not be UTF-8.
     """
 
     host: str
@@ -188,9 +204,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_path(directory: Path) -> Path:
-    """Return the path of a new file of this process."""
+    """Return the path for the file of a new record of this process."""
     place, pid, start = this_process()
-    # random, because without /proc a later process may have the same identity
+    # a random end, because without /proc a later process may have the same identity
     return directory / f"{_PREFIX}{pid}-{place}-{start}-{next(_numbers)}-{token_hex(4)}"
 
 
@@ -208,12 +224,12 @@ def records_in(directory: Path) -> list[Path]:
 
 
 def read_record(path: Path) -> tuple[Record | None, int]:
-    """Return a record, None if it is damaged, and the time of its file in nanoseconds.
+    """Return the record at a path, or None if it is damaged, and the time of its file in nanoseconds.
 
     Raises:
         OSError: the file cannot be read.
     """
-    # an open file has the server's present times, where `stat` may return those that were cached
+    # opened, because on a network disk `stat` of a path may return an old time from a cache
     with open(path, "rb") as file:
         raw, touched = file.read(), os.fstat(file.fileno()).st_mtime_ns
     try:
@@ -239,7 +255,7 @@ def create_record(path: Path, record: Record) -> None:
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write another record into a file, whose name stays in the directory all the time.
+    """Overwrite a record in place, so that its file never disappears from the directory.
 
     Raises:
         FileNotFoundError: another owner has removed the file.

@@ -1,7 +1,7 @@
-"""Own the directories of a trainer's run, from before its first write until all is written.
+"""Own the directories of a trainer's run, from before its first write until everything is written.
 
-The trainer holds a `RunOwnership`; `RunScope` begins and ends it. Rank 0 owns for all ranks, and its refusal
-is raised on all of them.
+Each trainer has a `RunOwnership`; `RunScope` begins and ends it. Rank 0 acquires the directories for all
+ranks, and an error of that is raised on all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger("eventloop")
 
 
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
-"""The errors of a directory in which this user cannot write; after others, another run may live there."""
+"""The errors of a directory in which nobody with this user's rights can write, so that it needs no owner."""
 
 
 class RunOwnership:
@@ -54,13 +54,13 @@ class RunOwnership:
         self._heartbeat: Heartbeat | None = None
         self._owns = self._trains = False
         self._newest: int | None = None
-        """The last sequence number there was when the trainer resumed; None if it did not."""
+        """The last sequence number of the checkpoints when the trainer resumed; None if it did not resume."""
         self.lost = False
-        """True once another run has taken a directory, because this one was silent for too long."""
+        """True once another run owns a directory, because this run has not renewed its record in time."""
         self.each_second: list[Callable[[], object]] = []
-        """Functions that a thread calls when a run has the directories, each second, and at its end.
+        """Functions that a thread calls when the run owns the directories, then each second, and at its end.
 
-        They may do I/O. An error in one is logged once. The run waits two seconds for them at its end.
+        They may do I/O. The first error of each is logged. The run waits two seconds for them at its end.
         """
         self.outcome: Outcome | None = None
         """How the run ends; None before."""
@@ -68,7 +68,10 @@ class RunOwnership:
 
     @property
     def ended(self) -> bool:
-        """Whether everything of the run is written; of the functions in `each_second` the last call alone."""
+        """True once everything of the run is written except the results of functions in `each_second`.
+
+        Among the calls of these functions only the last one finds it true.
+        """
         return self._ended or (self._heartbeat is not None and self._heartbeat.ended)
 
     # --- a run ---------------------------------------------------------------------------------------------
@@ -95,17 +98,17 @@ class RunOwnership:
         return owns
 
     def ending(self) -> None:
-        """Record for runs that wait for the directories that this one ends; signal handlers may call this."""
+        """Record in the directories that the run is ending; signal handlers may call this."""
         if (heartbeat := self._heartbeat) is not None:
             heartbeat.ending()
 
     @property
     def is_ending(self) -> bool:
-        """Whether the run ends, and what it has to write is not written yet."""
+        """True from a signal, or the end of the training, until everything is written."""
         return self._heartbeat is not None and self._heartbeat.ends
 
     def end(self) -> None:
-        """Give the directories back, once everything is written; it may be called again."""
+        """Release the directories, once everything is written; later calls do nothing more."""
         self._owns = False
         if self._heartbeat is not None:
             self._heartbeat.end()
@@ -116,7 +119,7 @@ class RunOwnership:
 
     @property
     def may_write(self) -> bool:
-        """Whether this trainer may write in its work_dir now: it owns it, or no other run lives in it."""
+        """Whether this trainer may write in its work_dir: it is the owner, or there is no living one."""
         if self._owns:
             return not self.lost
         try:
@@ -126,7 +129,7 @@ class RunOwnership:
         return owner is None or owner.lives is False
 
     def _acquire(self, *, trains: bool) -> None:
-        """Acquire all directories; after an error the caller gives them back by `end`."""
+        """Acquire all directories; after an error the caller calls `end`, which releases them."""
         acquired: list[Held] = []
         self._heartbeat = Heartbeat(acquired, self._report_lost, self.each_second)
         for directory in self._directories():
@@ -145,7 +148,10 @@ class RunOwnership:
             remove_dead(each.directory, owned=True)
 
     def _refuse_saved_since(self) -> None:
-        """Refuse to train if another run has saved since the trainer resumed: both would train the same."""
+        """Refuse to train if another run has saved since this trainer resumed.
+
+        Both runs would have continued from the same checkpoint, and would train the same iterations.
+        """
         if (
             self._newest is None
             or (newest := self._sequence_in(places := self._places()[1:])) <= self._newest
@@ -173,11 +179,16 @@ class RunOwnership:
     # --- a resume ------------------------------------------------------------------------------------------
 
     def await_end(self) -> None:
-        """Wait for a run that is ending in the directories, unless the trainer is in a run of its own."""
+        """Wait for another run that is ending in the directories; do nothing within a run of this trainer."""
         if not self._owns:
-            with suppress(OSError):  # a directory that cannot be read
+            with suppress(OSError):  # a directory cannot be read
                 await_end(self._directories())
 
     def resumed_from(self, path: Path, newest: int) -> None:
-        """Record the last sequence number at a resume, if the checkpoint is in a directory of the run."""
+        """Record a resume, so that `begin` can refuse to train if another run has saved after it.
+
+        Args:
+            path: the checkpoint. If it is in no directory of the run, no other run is refused.
+            newest: the last sequence number in the directories of the run before the checkpoint was read.
+        """
         self._newest = newest if path.resolve().parent in self._directories() else None

@@ -1,7 +1,7 @@
 """Read and write `heartbeat.json`, in which a run says each second how far it is.
 
-`training.heartbeat` collects the status of a trainer, and `eventloop.watching` shows it. The run writes the
-file in place, by one call and in one size, so that a network disk has no stream of renames. This module
+`training.heartbeat` collects the status of a trainer, and `eventloop.watching` shows it. The run overwrites
+the file in place, by one call: to replace it by a rename each second would burden a network disk. This module
 imports no torch.
 """
 
@@ -18,17 +18,17 @@ from eventloop.util.surrogates import escaped
 
 FILE = "heartbeat.json"
 SIZE = 8192
-"""The size of the file in bytes, whatever it says."""
+"""The size of the file in bytes. It is constant, so that one call overwrites the file."""
 VERSION = 1
 """The version of the file. A reader ignores a file of a later version."""
 ERROR_BYTES = 2048
 """The largest number of bytes of an error or a reason in the file."""
 DIRECTORIES = 8
 """The largest number of directories of checkpoints in the file."""
-_TRIES, _TRY_SECONDS = 10, 0.02  # how often to read a file that is being written
+_TRIES, _TRY_SECONDS = 10, 0.02  # how often a file that is being written is read, and the pause
 
 RunState = Literal["training", "validating", "testing", "predicting", "paused", "ending", "ended"]
-"""What a run does; "ending" from a signal, or the end of the training, until everything is written."""
+"""What a run does. It is "ending" from a signal, or the end of the training, until everything is written."""
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,11 +58,11 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     speed: float | None
     """Training iterations a second over the last seconds, without evaluations; None before the second one."""
     moved: float
-    """When `iter` or `state` has changed last."""
+    """When `iter` or `state` last changed."""
     ranks: int
     """The number of processes that train together."""
     checkpoints: list[str] = []
-    """The directories of the checkpoints, those inside the run's directory relative to it."""
+    """The directories of the checkpoints; the path of one in the run's directory is relative to that."""
     reason: str | None = None
     """Why the run has ended: "completed", "error", or the reason of a stop; None before."""
     error: str | None = None
@@ -80,11 +80,12 @@ class Outcome(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """A status as it was read, with the identity of that write.
+    """A status that was read, with the time at which it was written.
 
     Attributes:
         status: the status; None if the file is torn, damaged, or of a later version.
-        modified: the time of the file in nanoseconds, by the clock of the directory.
+        modified: the time of the file in nanoseconds, by the clock of the directory. It differs for each
+            write.
     """
 
     status: RunStatus | None
@@ -113,20 +114,21 @@ def read_status(directory: Path) -> Beat | None:
     Raises:
         OSError: the file cannot be read.
     """
-    for tries in range(_TRIES, -1, -1):
+    for tries_left in range(_TRIES, -1, -1):
         try:
-            # an open file has the server's present times, where `stat` may return those that were cached
+            # opened, because on a network disk `stat` of a path may return an old time from a cache
             with open(directory / FILE, "rb", buffering=0) as file:
                 raw, modified = file.read(SIZE), os.fstat(file.fileno()).st_mtime_ns
         except (FileNotFoundError, NotADirectoryError):
             return None
-        if (status := _decode(raw)) is not None or not tries:
+        if (status := _decode(raw)) is not None or not tries_left:
             return Beat(status, modified)
         sleep(_TRY_SECONDS)
     return None
 
 
 def _encode(status: RunStatus) -> bytes:
+    """Return a status as JSON of `SIZE` bytes, with texts and lists shortened so that they fit."""
     short = msgspec.structs.replace(
         status,
         host=_shortened(status.host, 256),
@@ -137,7 +139,7 @@ def _encode(status: RunStatus) -> bytes:
 
 
 def _shortened(text: str | None, most: int = ERROR_BYTES) -> str | None:
-    """Return a text with its end left out, so that JSON needs at most `most` bytes for it."""
+    """Shorten a text at its end, so that JSON needs at most `most` bytes for it."""
     if text is None:
         return None
     text = escaped(text)
@@ -147,6 +149,7 @@ def _shortened(text: str | None, most: int = ERROR_BYTES) -> str | None:
 
 
 def _decode(raw: bytes) -> RunStatus | None:
+    """Return the status in a file; None if it is torn, damaged, or of a later version."""
     try:
         status = msgspec.json.decode(raw, type=RunStatus)
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -1,12 +1,13 @@
 """Continue with this trainer's settings where a checkpoint has others: `resume(changed="apply")`.
 
-`TrainerState` calls `Applying` once the states of the optimizers are loaded. A changed value is written into
+`restoring` uses an `Applying` once the states of the optimizers are loaded. A changed value is written into
 the param groups, and a changed schedule begins again, and is stepped to the step of the checkpoint.
 
-A learning rate may also have been edited after its schedules were built. A warm-up of factor 0.1 writes a
-tenth of the rate into the param group when it is built, and multiplies the current rate by 10 over its
-course. It would therefore multiply a rate that is edited in between, too. So an edited value becomes the base
-value, from which the schedules begin again.
+A learning rate may also have been edited after its schedules were built. The base value of a schedule is the
+rate that the optimizer was built with. A warm-up of factor 0.1 writes a tenth of it into the param group at
+once, and multiplies the current rate by 10 over its course. If the script sets the rate in between, the
+warm-up would multiply this new rate by 10. So the edited rate becomes the base value, from which the
+schedules begin again.
 """
 
 from __future__ import annotations
@@ -82,31 +83,32 @@ class Begun(NamedTuple):
 
 
 class Applying:
-    """The load of a checkpoint with other settings than this trainer's, which the run continues with.
+    """Load param groups and schedules of a checkpoint with those settings of this trainer that differ.
 
     Args:
         trainer: the trainer that resumes.
-        begun: what it was built with.
-        changes: the changed settings; () to continue with the checkpoint's.
+        begun: the param groups and schedules with which the trainer was built.
+        changes: the changed settings, for which the run continues with this trainer's values; () for none.
     """
 
     def __init__(self, trainer: ResumableTrainer, begun: Begun, changes: Sequence[Change] = ()) -> None:
         self._trainer, self._changes = trainer, changes
         self._optimizers = named_optimizers(trainer.optimizer)
+        # copies, into which edited base values are written
         self._groups = {name: [*map(without_parameters, groups)] for name, groups in begun.groups.items()}
         self._built: list[dict[str, Any]] = [deepcopy(dict(state)) for state in begun.schedulers]
         self._begun = begun
         self._rebase()
 
     def _rebase(self) -> None:
-        """Write the edited base values among the changes into the copies of what the trainer began with."""
+        """Write the edited base values into the copies of the param groups and schedulers' states."""
         schedulers = self._trainer.schedulers
         for name, number, key in (change.group for change in self._changes if change.group is not None):
             value = value_name(key)
             if edited := self._begun.edited.get((name, number), {}).get(value):
                 numbers = own_schedulers(schedulers, self._optimizers[name])
-                moving = [i for i in numbers if getattr(schedulers[i], "param_name", "lr") == value]
-                states = [self._built[i] for i in moving]
+                writing = [i for i in numbers if getattr(schedulers[i], "param_name", "lr") == value]
+                states = [self._built[i] for i in writing]
                 rebase_group(edited, value, self._groups[name][number], number, states)
 
     def write_groups(self, source: object) -> None:
@@ -118,13 +120,14 @@ class Applying:
             source: the path of the checkpoint, for the error.
 
         Raises:
-            CheckpointError: an option that was set since the checkpoint needs a state that it does not have.
+            CheckpointError: an option that is on in this trainer and off in the checkpoint, such as momentum,
+                needs a state that the checkpoint does not have.
         """
         remove_factors(self._optimizers.values())
         for change in self._changes:
             if change.group is not None:
                 self._write(change, *change.group)
-        for change in self._changes:
+        for change in self._changes:  # once all are written, as an option may depend on others
             if change.group is not None and change.own and not change.saved:
                 name, number, key = change.group
                 if (missing := why_not_stepped(self._optimizers[name], number)) is not None:
@@ -135,6 +138,7 @@ class Applying:
                     )
 
     def _write(self, change: Change, name: str, number: int, key: str) -> None:
+        """Write this trainer's value into the param group `number`, and its base value if it is scheduled."""
         group = self._optimizers[name].param_groups[number]
         if (initial := f"initial_{value_name(key)}") in self._begun.groups[name][number]:
             base = change.own[0] if key == "betas" else change.own
@@ -148,16 +152,20 @@ class Applying:
     def fast_forward(
         self, checkpoint: Mapping[str, Any], states: Sequence[Any], new_groups: Mapping[str, Sequence[int]]
     ) -> list[str]:
-        """Bring changed schedules and new param groups to the checkpoint's step, and return lines to log.
+        """Step changed schedules, and those of new param groups, to the step of the checkpoint.
 
         A schedule whose values cannot be computed continues from the current rate.
 
         Args:
+            checkpoint: the contents of the checkpoint.
             states: the states that the schedulers have loaded.
             new_groups: the indices of the param groups that the checkpoint does not have, by optimizer.
+
+        Returns:
+            The lines to log.
         """
         trainer, lines = self._trainer, list[str]()
-        listed = {change.group for change in self._changes}  # these are logged with their values
+        listed = {change.group for change in self._changes}  # `change_lines` logs these with their values
         for name, optimizer in self._optimizers.items():
             numbers = own_schedulers(trainer.schedulers, optimizer)
             own = [trainer.schedulers[i] for i in numbers]
@@ -167,7 +175,7 @@ class Applying:
             if not own or not (reschedules or new) or any(map(follows_metric, own)):
                 continue
             groups, loaded = optimizer.param_groups, [states[number] for number in numbers]
-            former = [without_parameters(group) for group in groups]
+            former = [without_parameters(group) for group in groups]  # as the checkpoint has them
             try:
                 put_values(groups, self._groups[name], keys)
                 saved = [checkpoint["param_schedulers"][number] for number in numbers]
@@ -187,7 +195,7 @@ class Applying:
         return [*lines, *(self._factor_lines() if self._changes else ())]
 
     def _factor_lines(self) -> Iterator[str]:
-        """Yield a log line for each factor of a command, which multiplies a changed schedule too."""
+        """Yield a log line for each factor that a command has set, as it multiplies the new schedule too."""
         for name, optimizer in self._optimizers.items():
             for number, group in enumerate(optimizer.param_groups):
                 for key, (factor, *_) in group.get(FACTORS, {}).items():
@@ -198,7 +206,7 @@ class Applying:
 
 
 def scheduled_now(trainer: ResumableTrainer, name: str, number: int, key: str) -> str:
-    """Return the end of a log line about a changed base value: its scheduled value at the present step.
+    """Return the end of a log line about a changed base value: its scheduled value at this step.
 
     Return "" if the value has no schedule.
 
@@ -216,6 +224,7 @@ def scheduled_now(trainer: ResumableTrainer, name: str, number: int, key: str) -
 
 
 def _shown(value: Any) -> str:
+    """Return a number, or a pair such as Adam's betas, as a text with six digits."""
     if isinstance(value, list | tuple):
         return f"({', '.join(map(_shown, value))})"
     return f"{float(value):.6g}"
@@ -228,14 +237,14 @@ def find_edited(trainer: ResumableTrainer, groups: Groups, seen: Groups) -> Base
         groups: the param groups of each optimizer now, before anything is trained or loaded.
         seen: the param groups of each optimizer when the trainer was built.
     """
-    found: Bases = {}
+    bases: Bases = {}
     for optimizer_name, optimizer in named_optimizers(trainer.optimizer).items():
         schedulers = [trainer.schedulers[i] for i in own_schedulers(trainer.schedulers, optimizer)]
         pairs = zip(groups[optimizer_name], seen[optimizer_name], strict=False)
         for index, (group, former) in enumerate(pairs):
             edits = {name: edited_base(group, index, name, schedulers, former) for name in scheduled(group)}
-            found[optimizer_name, index] = {name: edit for name, edit in edits.items() if edit}
-    return found
+            bases[optimizer_name, index] = {name: edit for name, edit in edits.items() if edit}
+    return bases
 
 
 def edited_base(group: Group, index: int, name: str, schedulers: Sequence[Any], seen: Group) -> Edited | None:
@@ -251,13 +260,14 @@ def edited_base(group: Group, index: int, name: str, schedulers: Sequence[Any], 
             scheduler does.
     """
     initial, value = float(group[f"initial_{name}"]), float(read_value(group, name))
+    # for each schedule the base value from which it began, and the value that it wrote when it was built
     written = [pairs[index] for each in schedulers if index < len(pairs := _written(each, name))]
     written = written or [(initial, float(read_value(seen, name)))]
-    if any(_same(value, left) and _same(initial, base) for base, left in written):
+    if any(_same(value, last) and _same(initial, base) for base, last in written):
         return None
-    # The last schedule that moved the value includes the effect of the others.
-    base, left = next((pair for pair in reversed(written) if not _same(*pair)), written[-1])
-    first_factor = left / base if base else 1.0
+    # the last schedule that changed the value: its result includes the effect of those before it
+    base, last = next((pair for pair in reversed(written) if not _same(*pair)), written[-1])
+    first_factor = last / base if base else 1.0
     return Edited(initial if not _same(initial, base) else value, first_factor)
 
 
@@ -269,8 +279,9 @@ def rebase_group(
     The group and the states are then as if the optimizer had been built with that value.
 
     Args:
+        edited: the edited base value.
         name: the scheduled value, such as "lr".
-        index: the index of the group in the optimizer.
+        group, index: the param group, and its index in the optimizer.
         states: the schedulers' states to change.
     """
     group[f"initial_{name}"] = number_like(group[f"initial_{name}"], edited.base)
@@ -280,7 +291,15 @@ def rebase_group(
 
 
 def moved(current: Any, saved: Any, own: Any) -> Any:
-    """Return `own`, multiplied by the factor by which a schedule has moved `saved` to `current`."""
+    """Return this trainer's value as a schedule would have changed it since the begin of the run.
+
+    The schedule has changed the checkpoint's base value to the current one by a factor, with which the own
+    base value is multiplied, too.
+
+    Args:
+        current: the value in the param group, as the checkpoint's schedule left it.
+        saved, own: the base values of the checkpoint and of this trainer.
+    """
     if isinstance(current, torch.Tensor):
         return number_like(current, moved(current.item(), saved, own))
     if isinstance(current, list | tuple) and len(current) == len(saved) == len(own):
@@ -292,9 +311,10 @@ def moved(current: Any, saved: Any, own: Any) -> Any:
 
 
 def _rebase(state: dict[str, Any], index: int, base: float) -> None:
+    """Write the base value of a param group into a scheduler's state, and into those of inner schedulers."""
     if base_lrs := state.get("base_lrs"):
         state["base_lrs"] = [*base_lrs[:index], number_like(base_lrs[index], base), *base_lrs[index + 1 :]]
-    if inner := state.get("scheduler"):  # A Window stores its inner base minus the floor.
+    if inner := state.get("scheduler"):  # of a Window, which subtracts its floor from the base value
         floor = state["floor"]
         _rebase(inner, index, base - (floor if isinstance(floor, int | float) else floor[index]))
     for part in state.get("_schedulers", ()):
@@ -302,20 +322,21 @@ def _rebase(state: dict[str, Any], index: int, base: float) -> None:
 
 
 def _written(scheduler: Any, name: str) -> list[tuple[float, float]]:
-    """Return for each param group the base value of a scheduler, and the value that it wrote last.
+    """Return a pair for each param group: the base value of a scheduler, and the value that it wrote last.
 
-    Return an empty list if the scheduler does not schedule `name`, or does not store its last values.
+    Return [] if the scheduler does not schedule `name`, or does not store its last values.
     """
     if isinstance(scheduler, Window):
         return scheduler.written() if scheduler.param_name == name else []
     last = getattr(scheduler, "_last_lr", None)
     if name != "lr" or not last:
         return []
-    bases = next(_base_lrs(scheduler), last)  # ReduceLROnPlateau has no base_lrs; use its last rate.
-    return [(float(base), float(left)) for base, left in zip(bases, last, strict=False)]
+    bases = next(_base_lrs(scheduler), last)  # ReduceLROnPlateau has no `base_lrs`: it begins from its rate
+    return [(float(base), float(rate)) for base, rate in zip(bases, last, strict=False)]
 
 
 def _base_lrs(scheduler: Any) -> Iterator[list[Any]]:
+    """Yield the base rates of a scheduler and of the schedulers in it, each a list by param group."""
     if hasattr(scheduler, "base_lrs"):
         yield scheduler.base_lrs
     for part in getattr(scheduler, "_schedulers", ()):
@@ -323,5 +344,5 @@ def _base_lrs(scheduler: Any) -> Iterator[list[Any]]:
 
 
 def _same(a: float, b: float) -> bool:
-    """Return whether two values are equal in the precision of float32, as a rate in a tensor has it."""
+    """Return whether two values are equal in the precision of float32, in which a tensor holds a rate."""
     return math.isclose(a, b, rel_tol=1e-6)

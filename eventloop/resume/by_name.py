@@ -1,8 +1,9 @@
-"""Arrange the optimizers' and schedulers' states of a checkpoint by name, as a trainer has its parameters.
+"""Bring a checkpoint's states of optimizers and schedulers into the order of the trainer's parameters.
 
-PyTorch's states know parameters, param groups and schedulers by their place alone. Loaded as they are, each
-parameter would continue with the moments of another one if the order differs. So `CheckpointState` first
-arranges everything that goes by place, and only then compares and loads it.
+PyTorch's states have only the index of a parameter, a param group or a scheduler, not its name. If the order
+differs and the states were loaded as they are, a parameter would continue with the moments of another one.
+So `check_resume` first brings all states into the trainer's order by the names of the parameters, and only
+then compares the settings.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ByName:
     Args:
         trainer: the trainer that resumes.
         checkpoint: the contents of the checkpoint, which stay unchanged.
-        built: the states of the trainer's schedulers from when it was built.
+        built: the states of the trainer's schedulers when the trainer was built.
         source: the path of the checkpoint, for messages.
     """
 
@@ -49,21 +50,23 @@ class ByName:
         self._settings = {**meta["settings"]}
         self.checkpoint = {**checkpoint, "meta": {**meta, "settings": self._settings}}
         self.changes: list[Change] = []
-        """The parameters that only the checkpoint's optimizers or only the trainer's have."""
+        """The changes of the optimizers' parameters: those that only one side has."""
         self.lines: list[str] = []
-        """The lines to log if the run continues all the same."""
+        """The lines to log if the run continues."""
         self.new_groups: dict[str, list[int]] = {}
-        """The indices of the param groups that the checkpoint does not have, by optimizer."""
+        """The indices of the param groups that the checkpoint does not have, by the optimizer's name."""
 
     def arrange(self) -> None:
-        """Arrange all states; parameters that only one side has are listed in `changes`.
+        """Arrange all states, in `checkpoint`, and record the parameters that only one side has.
 
         Raises:
-            CheckpointError: optimizers, schedulers or param groups are others, and no arrangement fits.
+            CheckpointError: the optimizers, schedulers or param groups of the checkpoint do not correspond to
+                the trainer's.
         """
         check_optimizers(self._trainer.optimizer, self.checkpoint, self._source)
         self._arrange_schedulers()
-        saved = self.checkpoint["meta"].get("parameters", {})  # empty if an earlier version has saved it
+        # without names, of a checkpoint by an earlier version of eventloop, the order stays as it is
+        saved = self.checkpoint["meta"].get("parameters", {})
         trainer = self._trainer
         own = parameter_names(unwrap(trainer.model), trainer.loss_fn, trainer.optimizer)
         for name, optimizer in named_optimizers(self._trainer.optimizer).items():
@@ -73,12 +76,19 @@ class ByName:
 
     @property
     def names(self) -> list[str]:
-        """Return the names that `changes` may have."""
+        """Return the names of settings that the changes in `changes` may have."""
         return [_of_parameters(name) for name in named_optimizers(self._trainer.optimizer)]
 
     # --- optimizers ----------------------------------------------------------------------------------------
 
     def _arrange_optimizer(self, name: str, optimizer: Any, own: list[str], saved: list[str]) -> None:
+        """Arrange the state of one optimizer, and the settings and schedules of its param groups.
+
+        Args:
+            name: the name of the optimizer; "" for a single one.
+            own, saved: the names of the parameters of the optimizer, and of its state in the checkpoint. Each
+                text has the names of a param group, one on each line.
+        """
         state = self.checkpoint["optimizer"][name] if name else self.checkpoint["optimizer"]
         if alike := alike_without_a_name(optimizer, own):
             self.lines.append(
@@ -108,11 +118,12 @@ class ByName:
             )
         self._list_strangers(name, match)
         arranged = _arranged(state, optimizer, match)
-        several = {**self.checkpoint["optimizer"], name: arranged} if name else arranged
-        self.checkpoint["optimizer"] = several
+        states = {**self.checkpoint["optimizer"], name: arranged} if name else arranged
+        self.checkpoint["optimizer"] = states
         self._arrange_groups(name, optimizer, match.places, len(theirs))
 
     def _list_strangers(self, name: str, match: _Match) -> None:
+        """Record the parameters that only the checkpoint or only the trainer has."""
         if match.gone or match.new:
             self.changes.append(Change(_of_parameters(name), match.gone, match.new, "given"))
         if match.gone:
@@ -121,7 +132,12 @@ class ByName:
             self.lines.append(f"the {_called(name)} begins without a state of {', '.join(match.new)}")
 
     def _arrange_groups(self, name: str, optimizer: Any, places: Sequence[int | None], number: int) -> None:
-        """Arrange what else knows param groups by their place: the settings, and the schedulers' states."""
+        """Arrange the saved settings of an optimizer's param groups, and the states of its schedulers.
+
+        Args:
+            places: for each param group of the trainer its index in the checkpoint; None for a new group.
+            number: the number of param groups in the checkpoint.
+        """
         if [*places] == [*range(number)]:
             return
         former = self._settings["optimizer"].get(name, [])
@@ -143,12 +159,15 @@ class ByName:
     # --- schedulers ----------------------------------------------------------------------------------------
 
     def _arrange_schedulers(self) -> None:
-        """Give each scheduler the state that a scheduler of its class and optimizer has left."""
+        """Bring the states of schedulers into the trainer's order, by class and by the optimizer's name.
+
+        Schedulers of one class and optimizer keep their order.
+        """
         meta, states = self.checkpoint["meta"], self.checkpoint["param_schedulers"]
         kinds, owners = meta["param_schedulers"], meta.get("scheduler_optimizers", [])
         own_kinds = [type(scheduler).__name__ for scheduler in self._trainer.schedulers]
         own, saved = own_kinds, [*kinds]
-        if len(owners) == len(kinds):  # not saved by an earlier version
+        if len(owners) == len(kinds):  # earlier versions of eventloop did not save the owners
             own = [*map(_scheduler, own_kinds, scheduler_optimizers(self._trainer))]
             saved = [*map(_scheduler, kinds, owners)]
         if sorted(saved) != sorted(own) or len(states) != len(own):
@@ -156,48 +175,56 @@ class ByName:
                 f"{self._source} has the state of the schedulers {saved}, the trainer has {own}: give it the "
                 f"same, {_ADVICE}"
             )
-        left = [*range(len(saved))]
-        order = [left.pop(next(i for i, place in enumerate(left) if saved[place] == each)) for each in own]
-        constants = self._settings["param_schedulers"]
-        if len(constants) == len(order):
-            constants = [constants[place] for place in order]
-        self._settings["param_schedulers"] = [*constants]
-        self.checkpoint["param_schedulers"] = [states[place] for place in order]
+        unused = [*range(len(saved))]  # indices in the checkpoint
+        order = [
+            unused.pop(next(i for i, index in enumerate(unused) if saved[index] == scheduler))
+            for scheduler in own
+        ]
+        arguments = self._settings["param_schedulers"]
+        if len(arguments) == len(order):
+            arguments = [arguments[index] for index in order]
+        self._settings["param_schedulers"] = [*arguments]
+        self.checkpoint["param_schedulers"] = [states[index] for index in order]
 
 
 def names_in(checkpoint: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
-    """Return the weights of a checkpoint by name, and its `meta.parameters`, in containers of their own."""
+    """Return copies of the mapping of a checkpoint's weights by name, and of its `meta.parameters`."""
     weights, meta = checkpoint.get("state_dict"), checkpoint.get("meta")
     parameters = meta.get("parameters") if isinstance(meta, Mapping) else None
     return dict(weights) if isinstance(weights, Mapping) else {}, copied(parameters)
 
 
 def follow_renamed(before: tuple[Mapping[str, Any], Any], checkpoint: dict[str, Any]) -> None:
-    """Give parameters the names that a handler has given to their weights, wherever a checkpoint names them.
+    """Rename parameters everywhere in a checkpoint as a handler has renamed their weights in `state_dict`.
 
-    The same tensor under another name was renamed. Then its state in the optimizer is found, too. A handler
-    that has changed `meta.parameters` has done so itself.
+    A weight was renamed if the same tensor has another name now. The parameter's state in the optimizer is
+    found by the new name then. If the handler has changed `meta.parameters` itself, nothing is done.
 
     Args:
         before: the result of `names_in` before the handlers of `after_load_checkpoint`.
-        checkpoint: the contents of the checkpoint after them; not changed in place, except by new values.
+        checkpoint: the contents of the checkpoint after the handlers. Its keys get new values; the values
+            themselves stay unchanged.
     """
     (former, known), meta, after = before, checkpoint.get("meta"), checkpoint.get("state_dict")
     if not isinstance(meta, Mapping) or not isinstance(after, Mapping):
         return
-    now = {id(value): name for name, value in after.items()}
-    names = {old: now[id(value)] for old, value in former.items() if now.get(id(value), old) != old}
+    new_names = {id(tensor): name for name, tensor in after.items()}
+    names = {
+        old: new_names[id(tensor)] for old, tensor in former.items() if new_names.get(id(tensor), old) != old
+    }
     parameters = meta.get("parameters")
     if not names or parameters is None or parameters != known:
         return
 
-    def renamed(each: Iterable[str]) -> list[str]:
-        return [names.get(name, name) for name in each]
+    def renamed(old_names: Iterable[str]) -> list[str]:
+        return [names.get(name, name) for name in old_names]
 
-    groups = {
-        key: ["\n".join(renamed(group.split("\n"))) for group in value] for key, value in parameters.items()
+    # each text has the names of a param group, one on each line
+    by_optimizer = {
+        optimizer: ["\n".join(renamed(text.split("\n"))) for text in texts]
+        for optimizer, texts in parameters.items()
     }
-    checkpoint["meta"] = meta = {**meta, "parameters": groups}
+    checkpoint["meta"] = meta = {**meta, "parameters": by_optimizer}
     for owner in (meta, settings := {**meta["settings"]}):
         if owner.get("frozen") is not None:
             owner["frozen"] = renamed(owner["frozen"])
@@ -213,10 +240,12 @@ def scheduler_optimizers(trainer: ResumableTrainer) -> list[str]:
 
 
 def _scheduler(kind: str, owner: str) -> str:
+    """Return a text with the class of a scheduler, and the name of its optimizer if there are several."""
     return f"{kind} of {owner!r}" if owner else kind
 
 
 def _of_parameters(name: str) -> str:
+    """Return the name of the setting that the parameters of an optimizer are, for changes and messages."""
     return f"parameters of the {_called(name)}"
 
 
@@ -228,46 +257,52 @@ class _Match:
     """The parameters of an optimizer and of its saved state, matched by their labels.
 
     Args:
-        ours, theirs: the labels by param group.
+        ours, theirs: the labels of the trainer's and of the checkpoint's parameters, in a list for each param
+            group. A label is a parameter's name, or a text that stands for a parameter without a name.
     """
 
     def __init__(self, ours: list[list[str]], theirs: list[list[str]]) -> None:
         self.ours = ours
         self.where = {label: (i, j) for i, group in enumerate(theirs) for j, label in enumerate(group)}
+        """The index of the group in the checkpoint, and the index in that group, by label."""
         own = {label for group in ours for label in group}
         self.gone = [label for label in self.where if label not in own]
         self.new = [label for group in ours for label in group if label not in self.where]
         self.places: list[int | None] = []
-        """For each param group the one of the checkpoint that has its parameters; None if none has."""
+        """For each param group its index in the checkpoint; None if no group there has its parameters."""
         self.regrouped = ""
-        """Two parameters that only one side has in one group, as a part of an error message."""
-        known: dict[int, str] = {}
+        """A text on two parameters that share a group on one side only; "" if there are none."""
+        first_of_group: dict[int, str] = {}  # a label of the trainer's group, by the checkpoint's group
         for group in ours:
-            found = {self.where[label][0]: label for label in group if label in self.where}
-            self.places.append(place := next(iter(found), None))
-            if len(found) > 1:
-                self.regrouped = f"{' and '.join([*found.values()][:2])} are in different groups there"
-            elif place is not None and known.setdefault(place, found[place]) != found[place]:
-                self.regrouped = f"{known[place]} and {found[place]} are in one group there"
+            theirs_with = {self.where[label][0]: label for label in group if label in self.where}
+            self.places.append(place := next(iter(theirs_with), None))
+            if len(theirs_with) > 1:
+                two_labels = " and ".join([*theirs_with.values()][:2])
+                self.regrouped = f"{two_labels} are in different groups there"
+            elif place is not None:
+                label = theirs_with[place]
+                if (other := first_of_group.setdefault(place, label)) != label:
+                    self.regrouped = f"{other} and {label} are in one group there"
 
     @property
     def first(self) -> tuple[str, str]:
-        """The first parameters that differ, of the checkpoint and of the trainer."""
+        """The first two parameters at one index that differ: the checkpoint's, then the trainer's."""
         theirs, own = [*self.where], [label for group in self.ours for label in group]
         pairs = zip([*theirs, *[""] * len(own)], [*own, *[""] * len(theirs)], strict=False)
         return next(((repr(a), repr(b)) for a, b in pairs if a != b), ("other param groups", "its own"))
 
 
 def _arranged(state: Mapping[str, Any], optimizer: Any, match: _Match) -> dict[str, Any]:
-    """Return an optimizer's state with the parameters and param groups of the optimizer, in its order.
+    """Return an optimizer's saved state in the order of the optimizer's parameters and param groups.
 
     A group that the state does not have keeps the optimizer's own settings.
     """
     saved = state["param_groups"]
-    numbered = {number for group in saved for number in group["params"]}
-    states = {key: value for key, value in state["state"].items() if key not in numbered}
+    numbers = {number for group in saved for number in group["params"]}
+    # other entries, which some optimizers have besides the states of the parameters
+    states = {key: value for key, value in state["state"].items() if key not in numbers}
     groups: list[dict[str, Any]] = []
-    number = 0
+    number = 0  # of the parameter, in the trainer's order
     for own, labels, place in zip(optimizer.param_groups, match.ours, match.places, strict=True):
         group = without_parameters(own if place is None else saved[place])
         group["params"] = [*range(number, number + len(labels))]

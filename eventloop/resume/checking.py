@@ -1,6 +1,6 @@
 """Check that a trainer can continue from a checkpoint, before anything of it is loaded.
 
-`TrainerState` calls `check_resume`, and `check_same_weights` just before the weights are loaded.
+`restoring` calls `check_resume`, and `check_same_weights` just before the weights are loaded.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ class Checked(NamedTuple):
         checkpoint: the contents of the checkpoint.
         weights: the weights with which the run continues.
         changes: the changed settings.
-        choice: which values count where the run could continue with either.
-        rank_state: the state of this rank.
-        new_groups: the indices of the param groups that the checkpoint does not have, by optimizer.
-        lines: lines for the log.
+        choice: "keep" or "apply": whether changed settings of optimizers and schedulers have the checkpoint's
+            or this trainer's values. "refuse" if none has changed.
+        rank_state: the part of the checkpoint from which this rank continues.
+        new_groups: the indices of the param groups that the checkpoint does not have, by the optimizer's
+            name.
+        lines: lines to log once the checkpoint is loaded.
     """
 
     checkpoint: Mapping[str, Any]
@@ -53,7 +55,7 @@ class Checked(NamedTuple):
 def check_resume(
     trainer: ResumableTrainer,
     settings: Settings,
-    found: Path,
+    path: Path,
     checkpoint: Mapping[str, Any],
     changed: Changed,
 ) -> Checked:
@@ -61,34 +63,37 @@ def check_resume(
 
     Args:
         settings: the settings with which the trainer was built.
-        found: the path of the checkpoint.
-        checkpoint: its contents.
+        path: the path of the checkpoint.
+        checkpoint: its contents, which stay unchanged.
         changed: the argument of `Trainer.resume`.
     """
-    check_layout(checkpoint, found)
-    _check_unit(trainer, checkpoint["meta"], found)
+    check_layout(checkpoint, path)
+    _check_unit(trainer, checkpoint["meta"], path)
     model, weights = unwrap(trainer.model), weights_of(checkpoint)
-    check_model_state(model, weights, strict=True, source=str(found))
+    check_model_state(model, weights, strict=True, source=str(path))
     begun = settings.record_begin()
-    by_name = ByName(trainer, checkpoint, begun.schedulers, found)
+    by_name = ByName(trainer, checkpoint, begun.schedulers, path)
     by_name.arrange()
     checkpoint = by_name.checkpoint
     meta, states = checkpoint["meta"], checkpoint["param_schedulers"]
-    check_groups(trainer.optimizer, checkpoint["optimizer"], found)
-    _check_needed_hooks(trainer, meta, found)
-    with refusing(f"{found} has meta.settings that cannot be compared with this trainer's"):
+    check_groups(trainer.optimizer, checkpoint["optimizer"], path)
+    _check_needed_hooks(trainer, meta, path)
+    with refusing(f"{path} has meta.settings that cannot be compared with this trainer's"):
         changes = [*by_name.changes, *settings.compare(meta)]
     changes += type_changes(model, weights)
     changes += position_changes(meta, trainer.loader, changes)
-    choice = choose(found, changed, changes, [*settings.compared, *by_name.names])
+    choice = choose(path, changed, changes, [*settings.compared, *by_name.names])
     states = Applying(trainer, begun).scheduler_states(states) if choice == "apply" else states
-    _check_length(trainer, states, meta, found)
+    _check_length(trainer, states, meta, path)
     rank_state = state_of_rank(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
     return Checked(checkpoint, weights, changes, choice, rank_state, by_name.new_groups, by_name.lines)
 
 
 def _check_unit(trainer: ResumableTrainer, meta: Mapping[str, Any], path: Path) -> None:
-    """Refuse a checkpoint of a run that counts something else: epochs or iterations, batches or updates."""
+    """Refuse a checkpoint of a run whose length, or whose iterations, are counted in another unit.
+
+    The length is in epochs or iterations, and an iteration is a batch or an update of the weights.
+    """
     counted = meta["settings"]["run"].get("unit", "batch")
     if counted != (own := trainer.counting.unit):
         raise CheckpointError(
@@ -107,7 +112,7 @@ def _check_unit(trainer: ResumableTrainer, meta: Mapping[str, Any], path: Path) 
 
 
 def _check_needed_hooks(trainer: ResumableTrainer, meta: Mapping[str, Any], source: object) -> None:
-    """Refuse a checkpoint if a hook that wrote into it, such as an averaging one, is missing here."""
+    """Refuse a checkpoint if the trainer lacks a hook that wrote into it, such as one for averages."""
     own = {hook.name for hook in trainer.hooks}
     missing = [name for name in meta.get("needs_hooks", ()) if name not in own]
     if missing:
@@ -120,7 +125,9 @@ def _check_needed_hooks(trainer: ResumableTrainer, meta: Mapping[str, Any], sour
 def _check_length(
     trainer: ResumableTrainer, states: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], source: object
 ) -> None:
-    """Refuse a longer run if a schedule would raise an error after its former last step, as OneCycleLR does.
+    """Refuse a run that was made longer than a OneCycleLR, which raises an error after its last step.
+
+    Only a schedule that has counted the iterations or epochs of the run until now is refused.
 
     Args:
         states: the states with which the schedulers would continue.
@@ -145,15 +152,16 @@ def _check_length(
 def check_same_weights(weights: Mapping[str, Any], source: Path) -> None:
     """Compare the weights that are about to be loaded on all ranks; a collective.
 
-    All ranks have read the same bytes. A handler of `after_load_checkpoint` that acts on some ranks only, or
-    broken memory, gives one of them other weights all the same, and ranks that train with
-    DistributedDataParallel would stay different for good. The cost is one hash of the weights in host memory,
-    as that of `state.pth` when it was read; with one rank nothing is computed.
+    All ranks have read the same bytes, but a handler of `after_load_checkpoint` that acts on some ranks only,
+    or damaged memory, may have changed the weights of one. DistributedDataParallel would never make them
+    equal again. The cost is a hash of the weights in host memory, as much as the check of `state.pth` when it
+    is read; with one rank nothing is computed.
 
     Raises:
         CheckpointError: the weights of a rank differ from rank 0's; the error names these ranks and their
             hosts.
-        Exception: the weights of a rank cannot be hashed, as without memory; raised on all ranks.
+        Exception: the weights of a rank cannot be hashed, for example for lack of memory; raised on all
+            ranks.
     """
     if not has_other_ranks():
         return
@@ -171,9 +179,9 @@ def check_same_weights(weights: Mapping[str, Any], source: Path) -> None:
 
 
 def _digest(weights: Mapping[str, Any]) -> str:
-    """Return a SHA-256 of the dense tensors, with their names, types and shapes, whatever their order.
+    """Return a SHA-256 of the dense tensors with their names, types and shapes.
 
-    DTensors are left out: each rank has another part of them.
+    It does not depend on their order. DTensors are left out, because each rank has another part of them.
     """
     digest = hashlib.sha256()
     for name in sorted(weights, key=str):

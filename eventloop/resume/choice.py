@@ -1,7 +1,7 @@
 """Find the checkpoint that a path or a name denotes, and let every rank read that one.
 
-A save may end between the looks of two ranks, which would then resume from different checkpoints. So rank 0
-looks, and sends the path and the SHA-256 of the manifest. `TrainerState` uses this module for
+If each rank searched by itself, a save that ends meanwhile would let them resume from different checkpoints.
+So rank 0 searches, and sends the path and the SHA-256 of the manifest. `restoring` uses this module for
 `Trainer.resume` and `Trainer.load_checkpoint`.
 """
 
@@ -42,7 +42,7 @@ from eventloop.util.errors import CheckpointError
 if TYPE_CHECKING:
     from eventloop.checkpoint.sharded.reader import Shards
 
-_FEW = 5  # names of checkpoints in a message
+_FEW = 5  # the most names of checkpoints in a message
 
 
 ADVICE = (
@@ -52,7 +52,7 @@ ADVICE = (
 
 
 class OlderThan(NamedTuple):
-    """The newest checkpoint of the run's lineage with fewer iterations than this one."""
+    """Stands for the newest checkpoint of the run's lineage that has fewer iterations than `iteration`."""
 
     iteration: int
 
@@ -63,7 +63,8 @@ class WasRead(NamedTuple):
     Args:
         path: the checkpoint.
         checkpoint: its contents.
-        newest: the last sequence number in the directories of the run before it was read.
+        newest: the last sequence number in the run's directories, before the checkpoint was read. A larger
+            number there later means that another run has saved.
     """
 
     path: Path
@@ -72,7 +73,7 @@ class WasRead(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """The checkpoint that was resumed from last, for the comparison with the loader of the next pass.
+    """The last resume, kept until the first pass after it, whose loader is compared.
 
     Args:
         path: the checkpoint.
@@ -113,10 +114,12 @@ def find(
     Args:
         path: "auto", "best", a path, the name of a checkpoint in one of `places`, or `OlderThan`.
         places: the directories in which the run saves checkpoints.
-        watched: the metrics of "best": the first of them for which there is a best checkpoint counts.
-        check: an additional check of the states that "auto" and "best" choose from.
-        read: reads one checkpoint.
-        with_last: also scan `places` for the last sequence number if a path needs no scan of them.
+        watched: the metrics for "best"; the first of them that has a best checkpoint is used.
+        check: called with the state of a checkpoint that "auto" or "best" would choose; another one is chosen
+            if it raises CheckpointError. None for no check.
+        read: reads the checkpoint at a path.
+        with_last: whether the result needs the last sequence number in `places`, for which they are scanned
+            also if `path` is a path.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
@@ -139,7 +142,7 @@ def find(
 
 
 class _Chosen(NamedTuple):
-    """The checkpoint that rank 0 has read, as it tells the other ranks."""
+    """The checkpoint that rank 0 has read, in the form in which it is sent to the other ranks."""
 
     path: Path
     sha256: str
@@ -150,37 +153,39 @@ class _Chosen(NamedTuple):
 def find_on_all_ranks(
     look: Callable[[Read], Loaded], live: Callable[[str], Any] = lambda name: None, *, again: bool
 ) -> Loaded:
-    """Let rank 0 look for a checkpoint, and read exactly that one on every rank; a collective.
+    """Let rank 0 search for a checkpoint, and read exactly that one on every rank; a collective.
 
-    An error of `look` is raised on all ranks. All raise too if one rank cannot read the checkpoint, or finds
-    another manifest at its path. Of a checkpoint with shards the ranks read the small part, and compare the
-    files with their hashes, each rank its share. If a file is damaged, rank 0 looks for another checkpoint.
+    An error of the search is raised on all ranks. So is an error of one rank that cannot read the checkpoint,
+    or finds another manifest at its path. A checkpoint of several files, its shards, is checked as well: each
+    rank compares some of the files with their hashes. If a file is damaged, rank 0 searches again.
 
     Args:
-        look: finds and reads the checkpoint with a function that it is given, on rank 0 alone.
+        look: searches for the checkpoint, and reads it with the function that it is called with. It is called
+            on rank 0 alone.
         live: returns the tensor of this process that has a parameter's name, as for `read_checkpoint`.
-        again: whether rank 0 looks again if the checkpoint that it chose was replaced or removed before all
-            ranks had read it, as a save that ends meanwhile may do.
+        again: whether rank 0 searches again if the chosen checkpoint is damaged, or was replaced or removed
+            before all ranks had read it, as a save that ends meanwhile may do. False for a path.
 
     Raises:
         CheckpointError: a rank cannot read that checkpoint; the error names the rank and its host.
         Exception: `look` has raised it.
     """
-    damaged: dict[Path, str] = {}
+    damaged: dict[Path, str] = {}  # for each damaged checkpoint the error
     while True:
         loaded = _find_alike(partial(look, partial(_read_undamaged, damaged)), again=again)
         if (shards := loaded.shards) is None:
             return loaded
-        if not (wrong := "; ".join(filter(None, _damage_by_rank(shards)))):
+        damage = "; ".join(filter(None, _damage_by_rank(shards)))
+        if not damage:
             with raised_together(f"reading the shards of {loaded.path}"):
                 return loaded._replace(state=shards.fill(loaded.state, live), shards=None)
         if not again:
-            raise CheckpointError(wrong)
-        damaged[loaded.path] = wrong
+            raise CheckpointError(damage)
+        damaged[loaded.path] = damage
 
 
 def _damage_by_rank(shards: Shards) -> list[str]:
-    """Return what each rank finds wrong with its share of the files; a collective."""
+    """Let each rank check some of the files; return by rank the damage found, or "". A collective."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if has_other_ranks() else (0, 1)
     with raised_together(f"reading {shards.directory}"):
         own = shards.damage(rank, ranks)
@@ -188,9 +193,12 @@ def _damage_by_rank(shards: Shards) -> list[str]:
 
 
 def _read_undamaged(damaged: Mapping[Path, str], path: Path) -> Loaded:
-    """Read the small part of a checkpoint, unless it is known to be damaged.
+    """Read a checkpoint without its shards on rank 0; raise its error if a shard is known to be damaged.
 
-    Rank 0 reads that of all ranks, so that it finds another checkpoint if the file of one is damaged.
+    The states of all ranks are read, so that rank 0 finds out if one of these files is damaged, too.
+
+    Args:
+        damaged: the errors of damaged checkpoints, by path.
     """
     if path in damaged:
         raise CheckpointError(damaged[path])
@@ -198,11 +206,11 @@ def _read_undamaged(damaged: Mapping[Path, str], path: Path) -> Loaded:
 
 
 def _find_alike(look: Callable[[], Loaded], *, again: bool) -> Loaded:
-    """Let rank 0 look for a checkpoint, and read exactly that one on every rank; a collective."""
+    """Let rank 0 search for a checkpoint, and read exactly that one on every rank, without its shards."""
     if not has_other_ranks():
         return look()
-    for looks in range(1, MOST_SCANS + 1):
-        own: list[Loaded] = []  # what rank 0 has read
+    for searches in range(1, MOST_SCANS + 1):
+        own: list[Loaded] = []  # the checkpoint that rank 0 has read; empty on other ranks
 
         def choose(own: list[Loaded] = own) -> _Chosen:
             own.append(look())
@@ -213,14 +221,14 @@ def _find_alike(look: Callable[[], Loaded], *, again: bool) -> Loaded:
             with raised_together(f"reading {chosen.path}"):
                 return own[0] if own else _read_chosen(chosen)
         except Exception:
-            may_repeat = again and looks < MOST_SCANS
+            may_repeat = again and searches < MOST_SCANS
             if not decided_by_rank_0(lambda: may_repeat and not _is_still(chosen)):  # noqa: B023
                 raise
     raise AssertionError("the last look returns or raises")
 
 
 def _is_still(chosen: _Chosen) -> bool:
-    """Return whether the path still has the checkpoint that was chosen; true of a single file."""
+    """Return whether the chosen checkpoint is unchanged; True for a file, which has no manifest."""
     try:
         return not chosen.sha256 or read_identified(chosen.path)[1] == chosen.sha256
     except CheckpointError:
@@ -234,7 +242,7 @@ def _read_chosen(chosen: _Chosen) -> Loaded:
         loaded = read_small_part(chosen.path, rank=dist.get_rank())
         loaded = loaded._replace(path=chosen.path, last=chosen.last)
     except (OSError, CheckpointError) as error:
-        # never FileNotFoundError: a script that begins anew where there is no checkpoint would do so here
+        # never FileNotFoundError: on it a script may start a new run, while the other ranks resume
         raise CheckpointError(
             f"{this_rank()} cannot read {path}, which rank 0 on host {chosen.host} has read: {error}; "
             f"{ADVICE}"
@@ -251,7 +259,7 @@ def _read_chosen(chosen: _Chosen) -> Loaded:
 
 
 def place_of(path: object, places: Sequence[Path]) -> Path:
-    """Return the path of a checkpoint, given its path or its name in one of the run's directories.
+    """Return the path of a checkpoint that is given by its path, or by its name in a directory of the run.
 
     Args:
         path: the path or the name. A suffix such as ".pth" is dropped if only the name without it exists.
@@ -270,13 +278,13 @@ def place_of(path: object, places: Sequence[Path]) -> Path:
     if any((path.parent / name).exists() for name in names):
         return _one(path, places)
     folders = places if len(path.parts) == 1 else [path.parent]
-    there = [place / name for place in folders for name in names if (place / name).exists()]
-    if there:
-        return _one(there[0], places)
+    existing = [place / name for place in folders for name in names if (place / name).exists()]
+    if existing:
+        return _one(existing[0], places)
     known = [*dict.fromkeys(each.name for place in folders for each in reversed(find_checkpoints(place)))]
     if known:
-        there_is = "is" if len(known) == 1 else "are"
-        hint = f": there {there_is} {_newest(known)}{_AUTO if folders is places else ''}"
+        verb = "is" if len(known) == 1 else "are"
+        hint = f": there {verb} {_newest(known)}{_AUTO if folders is places else ''}"
     else:
         hint = ", which holds no checkpoint" if folders is places else f": {path.parent} holds no checkpoint"
     looked = f", nor one of that name in {' or '.join(map(str, places))}" if folders is places else ""
@@ -284,7 +292,7 @@ def place_of(path: object, places: Sequence[Path]) -> Path:
 
 
 def what_else(place: Path) -> str:
-    """Return the end of an error message about an unreadable checkpoint: the commands that may help."""
+    """Return the end of an error message about an unreadable checkpoint, with what the user may try."""
     command = f"eventloop checkpoints {place.parent} --verify"
     return f'; "auto" takes the newest intact checkpoint, and `{command}` checks each'
 

@@ -23,7 +23,7 @@ from eventloop.optim.windows import PROGRESS, PlateauWindow, Window
 _OF_GROUPS = frozenset(
     {"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs", "base_momentums", "max_momentums", "floor"}
 )
-"""The entries of schedulers' states that have a value for each param group."""
+"""The keys of schedulers' states whose values are lists with an item for each param group."""
 
 
 def follows_metric(scheduler: Any) -> bool:
@@ -37,7 +37,7 @@ def fast_forward(
     saved: Sequence[Mapping[str, Any]],
     meta: Mapping[str, Any],
 ) -> None:
-    """Reset schedulers to their first step, and step them as often as those of a checkpoint were stepped.
+    """Reset schedulers to their first step, and step them as often as the checkpoint's were stepped.
 
     The param groups of their optimizer must have the values with which the schedulers were built.
 
@@ -47,56 +47,63 @@ def fast_forward(
         saved: the states of the schedulers in the checkpoint.
         meta: the `meta` of the checkpoint, whose counters give the order of the schedulers' steps.
     """
-    counts = [
+    counts = [  # how often each scheduler is stepped
         _steps_to_make(former, begun, meta) - _steps_done(begun)
         for former, begun in zip(saved, built, strict=True)
     ]
     for scheduler, begun in zip(schedulers, built, strict=True):
         state = copy.deepcopy(dict(begun))
         if isinstance(scheduler, Window) and state["begin"] > state["last_step"]:
-            state["scheduler"] = None  # it is made when its window begins
+            state["scheduler"] = None  # the window makes its inner scheduler when it begins
         scheduler.load_state_dict(state)
     epochs = meta["epoch"]
-    place = meta["position"]
-    in_epoch = -(-place["batch_idx"] // place.get("batches_per_iter", 1))
-    of_epoch = (meta["iter"] - in_epoch) / epochs if epochs else math.inf
-    with warnings.catch_warnings():  # PyTorch warns of steps without an optimizer's step
+    position = meta["position"]
+    iters_of_this_epoch = -(-position["batch_idx"] // position.get("batches_per_iter", 1))  # rounded up
+    iters_an_epoch = (meta["iter"] - iters_of_this_epoch) / epochs if epochs else math.inf
+    with warnings.catch_warnings():  # PyTorch warns of a scheduler's step without an optimizer's step
         warnings.simplefilter("ignore")
-        _step_all(schedulers, counts, of_epoch)
+        _step_all(schedulers, counts, iters_an_epoch)
 
 
-def _step_all(schedulers: Sequence[Any], counts: Sequence[int], of_epoch: float) -> None:
-    """Step each scheduler the number of times in `counts`, in the order of a training.
+def _step_all(schedulers: Sequence[Any], counts: Sequence[int], iters_an_epoch: float) -> None:
+    """Step each scheduler as often as `counts` says, in the order of a training.
 
-    The schedulers with the most steps are stepped in each iteration, the others at the end of each epoch.
+    The order matters because schedulers multiply the same rate. Those with the most steps are stepped in each
+    iteration, the others at the end of each epoch, and all steps are made by the last iteration.
 
     Args:
-        of_epoch: the number of iterations in an epoch.
+        counts: the number of steps of each scheduler.
+        iters_an_epoch: the mean number of iterations in an epoch; infinite within the first one.
     """
-    made, most = [0] * len(counts), max(counts)
-    in_order = sorted(enumerate(schedulers), key=lambda pair: -counts[pair[0]])
-    for done in range(1, most + 1):
-        for index, scheduler in in_order:
+    made, iterations = [0] * len(counts), max(counts)
+    most_first = sorted(enumerate(schedulers), key=lambda pair: -counts[pair[0]])
+    for done in range(1, iterations + 1):
+        for index, scheduler in most_first:
             count = counts[index]
-            now = count if done == most else done if count == most else min(count, int(done / of_epoch))
-            while made[index] < now:
+            if done == iterations:
+                due = count
+            else:
+                due = done if count == iterations else min(count, int(done / iters_an_epoch))
+            while made[index] < due:
                 scheduler.step()
                 made[index] += 1
 
 
 def _steps_done(state: Mapping[str, Any]) -> int:
-    """Return the number of steps that a scheduler has made, which a ChainedScheduler's first part counts."""
-    if "last_step" in state:
+    """Return the number of steps that a scheduler has made; in a chain its first scheduler has it."""
+    if "last_step" in state:  # of a Window
         return int(state["last_step"])
     return int(state["last_epoch"]) if "last_epoch" in state else _steps_done(state["_schedulers"][0])
 
 
 def _steps_to_make(saved: Mapping[str, Any], built: Mapping[str, Any], meta: Mapping[str, Any]) -> int:
-    """Return how many steps a scheduler has to make to be as far as in the checkpoint.
+    """Return the number of steps after which a scheduler is as far as the checkpoint's was.
+
+    If the scheduler counts epochs and the checkpoint's counted iterations, this is the number of completed
+    epochs; if it is the other way round, the number of completed iterations.
 
     Args:
-        saved, built: the scheduler's state in the checkpoint, and when this trainer's was built. One may
-            count epochs and the other iterations.
+        saved, built: the scheduler's state in the checkpoint, and its state when this trainer was built.
         meta: the `meta` of the checkpoint, with its counters.
     """
     if "by_epoch" in built and built["by_epoch"] != saved["by_epoch"]:
@@ -105,9 +112,9 @@ def _steps_to_make(saved: Mapping[str, Any], built: Mapping[str, Any], meta: Map
 
 
 def keys_of(scheduler: Any) -> set[str]:
-    """Return the keys of the param groups that a scheduler writes."""
+    """Return the keys of the values in param groups that a scheduler writes, such as {"lr"}."""
     name = getattr(scheduler, "param_name", "lr")
-    keys = {name, "betas"} if name == "momentum" else {name}
+    keys = {name, "betas"} if name == "momentum" else {name}  # of Adam the momentum is the first of the betas
     if getattr(scheduler, "cycle_momentum", False):
         keys |= {"momentum", "betas"}
     for inner in getattr(scheduler, "_schedulers", ()):
@@ -130,8 +137,8 @@ def changed_values(
         former: the param groups with the checkpoint's values.
         groups: the param groups with this trainer's values.
         keys: the keys of the scheduled values in the param groups.
-        listed: the values that another line logs, by optimizer, index of the group, and key; None stands for
-            a line about another setting.
+        listed: the values for which another line is logged, each as the optimizer's name, the index of the
+            group, and the key. A None among them has no meaning.
         new: the indices of the groups that the checkpoint does not have.
     """
     of_optimizer = f"{name} " if name else ""
@@ -156,21 +163,21 @@ def restore_former(
     former: Sequence[Mapping[str, Any]],
     new: Collection[int],
 ) -> None:
-    """Give schedulers and param groups the values of a checkpoint back, except those of new groups.
+    """Restore the checkpoint's values in schedulers and param groups, except in new groups.
 
     Args:
         schedulers: the schedulers of an optimizer, stepped to the step of the checkpoint.
-        loaded: their states in the checkpoint.
+        loaded: the states of the schedulers in the checkpoint.
         groups: the param groups.
-        former: their values in the checkpoint.
+        former: the values of the param groups in the checkpoint.
         new: the indices of the groups that the checkpoint does not have.
     """
-    places = [None if index in new else index for index in range(len(groups))]
+    sources = [None if index in new else index for index in range(len(groups))]
     for scheduler, state in zip(schedulers, loaded, strict=True):
-        scheduler.load_state_dict(by_group(state, scheduler.state_dict(), places, len(groups)))
+        scheduler.load_state_dict(by_group(state, scheduler.state_dict(), sources, len(groups)))
     keys: set[str] = set().union(*map(keys_of, schedulers))
-    old = [index for index in places if index is not None]
-    put_values([groups[index] for index in old], [former[index] for index in old], keys)
+    saved = [index for index in sources if index is not None]
+    put_values([groups[index] for index in saved], [former[index] for index in saved], keys)
 
 
 def put_values(groups: Sequence[dict[str, Any]], values: Sequence[Mapping[str, Any]], keys: set[str]) -> None:
@@ -184,7 +191,12 @@ def put_values(groups: Sequence[dict[str, Any]], values: Sequence[Mapping[str, A
 
 
 def with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scheduler's saved state with its arguments replaced by those in the state `built`."""
+    """Return a scheduler's saved state with the arguments of this trainer's scheduler.
+
+    Args:
+        saved: the state in the checkpoint, from which the progress is kept.
+        built: the state of this trainer's scheduler when it was built, which has the arguments.
+    """
     merged = dict(saved)
     for key, value in built.items():
         if key not in saved or (key in PROGRESS and key != "base_lrs"):
@@ -206,13 +218,13 @@ def _close(a: Any, b: Any) -> bool:
 
 
 def by_group(saved: Any, own: Any, places: Sequence[int | None], number: int) -> Any:
-    """Return a scheduler's state whose values for each param group are arranged.
+    """Return a scheduler's state with its lists of values in the order of the trainer's param groups.
 
     Args:
-        saved: the state.
-        own: the state of the trainer's scheduler, for groups that the saved one does not have.
-        places: for each param group that of the saved state.
-        number: the number of groups of the saved state.
+        saved: the state in the checkpoint.
+        own: the state of the trainer's scheduler, which has the values of groups that are new.
+        places: for each param group of the trainer its index in the checkpoint; None for a new group.
+        number: the number of groups in the checkpoint.
     """
     if isinstance(saved, Mapping):
         inner = own if isinstance(own, Mapping) else {}
@@ -229,4 +241,5 @@ def by_group(saved: Any, own: Any, places: Sequence[int | None], number: int) ->
 
 
 def _values(saved: Sequence[Any], own: Any, places: Sequence[int | None]) -> list[Any]:
+    """Return a list of values in the order of the trainer's param groups; see `by_group`."""
     return [own[i] if place is None else saved[place] for i, place in enumerate(places)]

@@ -1,9 +1,9 @@
 """Gather everything that changes the course of a training, as a checkpoint holds it.
 
-`TrainerState` calls it for `CheckpointHook`. Every rank draws its own random numbers: for dropout, and in the
-workers of its loader for augmentation. So a checkpoint holds the random state and the loader position of
-every rank. Rank 0 gathers and writes them; if a rank has ended, the checkpoint is saved with the state of
-rank 0 alone. Ranks whose model is sharded each write their own, and nothing is gathered.
+`CheckpointHook` calls `gather`. Every rank draws its own random numbers: for dropout, and in the workers of
+its loader for augmentation. So a checkpoint holds the random state and the loader position of every rank.
+Rank 0 gathers and writes them; if a rank has ended, the checkpoint is saved with the state of rank 0 alone.
+If the model is sharded over ranks, each rank writes its own state, and nothing is gathered.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def gather(state: TrainerState, path: str, *, within: Within = "", shards: bool 
         path: the path at which the checkpoint will be saved.
         within: "iter" or "epoch" in a handler of `after_train_iter` or `after_train_epoch`, where the
             iteration or epoch just ended: it is not counted yet, and its validation is still to come.
-        shards: whether each rank saves its own part; then "ranks" has that, and no rank waits.
+        shards: whether each rank saves its own part of the checkpoint. Then `ranks` in it has the state of
+            this rank alone, and no rank waits for another.
 
     Raises:
         TypeError: a part of the state cannot be loaded with `weights_only=True`.
@@ -67,10 +68,13 @@ def gather(state: TrainerState, path: str, *, within: Within = "", shards: bool 
 
 
 def check_saved(state: TrainerState, *, shards: bool) -> None:
-    """Refuse a state that no checkpoint could hold, before the first iteration, as a save would.
+    """Raise the error of a later save now, before the first iteration, if a state cannot be saved.
+
+    Args:
+        shards: as in `gather`.
 
     Raises:
-        TypeError: naming the part, such as the hook and the key.
+        TypeError: a state has a value that cannot be saved; the error names the hook or part, and the key.
     """
     trainer = state.trainer
     as_saved(collect(trainer, state.settings, states_so_far(trainer.hooks)), shards=shards)
@@ -85,7 +89,7 @@ def collect(
     Args:
         settings: the settings with which the trainer was built.
         hooks: the states of the hooks, by name.
-        within: as in `TrainerState.gather`.
+        within: as in `gather`.
     """
     model, optimizer = unwrap(trainer.model), trainer.optimizer
     meta = {
@@ -117,7 +121,9 @@ def collect(
 
 
 def as_saved(checkpoint: Mapping[str, Any], *, shards: bool = False) -> dict[str, Any]:
-    """Return a checkpoint as tensors and plain values; `meta` has the places of hooks' arrays.
+    """Convert a checkpoint to tensors and plain values, with tensors in place of hooks' NumPy arrays.
+
+    The keys that lead to each array are added to `meta`, so that the load makes arrays again.
 
     Args:
         checkpoint: the checkpoint.
@@ -127,11 +133,13 @@ def as_saved(checkpoint: Mapping[str, Any], *, shards: bool = False) -> dict[str
         TypeError: a value cannot be loaded with `weights_only=True`; the error names its place.
     """
     hooks, arrays = arrays_as_tensors(checkpoint.get("hooks", {}))
-    found = {
+    with_tensors_only = {
         **checkpoint,
         **({"hooks": hooks, "meta": checkpoint["meta"] | {"arrays": arrays}} if arrays else {}),
     }
-    return {key: plain(value, key, shards=shards and key in SHARDED) for key, value in found.items()}
+    return {
+        key: plain(value, key, shards=shards and key in SHARDED) for key, value in with_tensors_only.items()
+    }
 
 
 def states_so_far(hooks: Iterable[Any]) -> dict[str, Any]:
@@ -141,7 +149,7 @@ def states_so_far(hooks: Iterable[Any]) -> dict[str, Any]:
         if hook.stateful:
             try:
                 states[hook.name] = hook.state_dict()
-            except Exception as error:  # perhaps it makes its attributes later
+            except Exception as error:  # the hook may make its attributes only in `before_run`
                 logger.warning(
                     "the state of the hook %s cannot be read before the first iteration, so nobody knows "
                     "whether it can be saved: %r",
@@ -154,14 +162,14 @@ def states_so_far(hooks: Iterable[Any]) -> dict[str, Any]:
 def warn_of_unsaved_tensors(optimizer: Any) -> None:
     """Log the tensors of optimizers that no checkpoint will have."""
     for name, each in named_optimizers(optimizer).items():
-        if found := unsaved_tensors(each):
+        if attributes := unsaved_tensors(each):
             logger.warning(
                 "%s%s holds tensors in %s, which its state_dict() does not have: no checkpoint saves them, "
                 "and a resume begins them anew. Keep them in optimizer.state[parameter], or define "
                 "state_dict() and load_state_dict()",
                 type(each).__name__,
                 f" (optimizer {name!r})" if name else "",
-                ", ".join(found),
+                ", ".join(attributes),
             )
 
 
@@ -176,7 +184,10 @@ def own_state(checkpoint: Mapping[str, Any], model: torch.nn.Module) -> dict[str
 
 
 def add_ranks(checkpoint: dict[str, Any], model: torch.nn.Module) -> None:
-    """Add the states of the other ranks to a checkpoint, on rank 0; a collective that waits for the GPU."""
+    """Add the states of the other ranks to a checkpoint on rank 0; a collective that waits for the GPU.
+
+    Rank 0 finds its own state in the other parts of the checkpoint, so `ranks` begins with None.
+    """
     own = own_state(checkpoint, model)
     own |= {key: with_tensors(own[key], torch.Tensor.cpu) for key in ("buffers", KEY) if key in own}
     if (ranks := gather_on_rank_0(own)) is not None:
@@ -184,14 +195,15 @@ def add_ranks(checkpoint: dict[str, Any], model: torch.nn.Module) -> None:
 
 
 def _own_buffers(model: torch.nn.Module, saved: Container[str]) -> dict[str, torch.Tensor]:
-    """Return the saved buffers in which the ranks differ; these are the live ones.
+    """Return the live buffers that each rank saves for itself, because the ranks may differ in them.
 
-    The ranks differ if nothing broadcasts rank 0's buffers in each forward pass, as DistributedDataParallel
-    does by default. FSDP2 and tensor parallelism never do; then buffers that are DTensors are in the shards.
+    They do not differ if rank 0's buffers are broadcast in each forward pass, as DistributedDataParallel does
+    by default. FSDP2 and tensor parallelism broadcast none. Buffers that are DTensors are left out, because
+    the shards of the checkpoint have them.
 
     Args:
         model: the model, as the trainer has it.
-        saved: the names in the model's `state_dict`.
+        saved: the names in the model's `state_dict`; other buffers are not saved.
     """
     model, inner = getattr(model, "_orig_mod", model), unwrap(model)  # inside torch.compile
     ddp = isinstance(model, DistributedDataParallel)

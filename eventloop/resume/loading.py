@@ -1,7 +1,7 @@
-"""Load the parts of a checkpoint besides the weights and the optimizers: hooks, position and random states.
+"""Load a checkpoint's states of hooks, its position in the loader, and its random states.
 
-`TrainerState` calls it. Each rank continues from its own part of the checkpoint, as each has its own random
-state and its own place in the loader.
+`restoring` calls these functions. Each rank continues from its own part of the checkpoint, as each has its
+own random state and its own position in the loader.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ def load_hooks(hooks: Collection[Any], checkpoint: Mapping[str, Any], rollback: 
     """Load the states of the hooks; return a line for each hook without a state, and state without a hook.
 
     Args:
-        checkpoint: the checkpoint, with the states by hook name, and the places of arrays in them.
+        hooks: the trainer's hooks.
+        checkpoint: the contents of the checkpoint: the states of hooks by name are at `hooks`, and
+            `meta.arrays` lists the tensors in them that were NumPy arrays.
         rollback: restores the hooks that are already loaded if a later part of the resume fails.
     """
     states, source = checkpoint["hooks"], rollback.source
     if places := checkpoint["meta"].get("arrays"):
         states = with_arrays(states, places)
-    lines, names = [], {hook.name: hook.stateful for hook in hooks}
+    lines, is_stateful = [], {hook.name: hook.stateful for hook in hooks}
     for hook in hooks:
-        if names[hook.name] and hook.name in states:
+        if is_stateful[hook.name] and hook.name in states:
             note = (
                 f"raised by the hook {hook.name}, which was given its state of {source}. A run without that "
                 "hook, or with it under another name, ignores the state"
@@ -59,12 +61,12 @@ def load_hooks(hooks: Collection[Any], checkpoint: Mapping[str, Any], rollback: 
             with annotate_errors(note):
                 rollback.snapshot(f"the hook {hook.name}", hook)
                 hook.load_state_dict(states[hook.name])
-        elif names[hook.name]:
+        elif is_stateful[hook.name]:
             lines.append(f"{source} has no state of the hook {hook.name}, which starts afresh")
     for name in states:
-        if name not in names:
+        if name not in is_stateful:
             lines.append(f"{source} has a state of {name}, but this trainer has no such hook")
-        elif not names[name]:
+        elif not is_stateful[name]:
             lines.append(
                 f"{source} has a state of the hook {name}, which is not stateful here; the state is ignored"
             )
@@ -86,13 +88,14 @@ def present_position(trainer: ResumableTrainer) -> Callable[[], None]:
 
 
 def freeze(model: torch.nn.Module, meta: Mapping[str, Any], kept: Collection[str]) -> None:
-    """Let the parameters train that trained when a checkpoint was saved, and freeze all others; cannot fail.
+    """Set `requires_grad` of the parameters as it was when a checkpoint was saved; this cannot fail.
 
     Args:
-        meta: the `meta` of the checkpoint.
-        kept: the parameters that stay as they are.
+        model: the model.
+        meta: the `meta` of the checkpoint, which lists the frozen parameters.
+        kept: the names of the parameters that stay as they are.
     """
-    if (frozen := meta.get("frozen")) is None:
+    if (frozen := meta.get("frozen")) is None:  # saved by an earlier version of eventloop
         return
     for name, parameter in model.named_parameters():
         if name not in kept and (parameter.is_floating_point() or parameter.is_complex()):
@@ -100,22 +103,25 @@ def freeze(model: torch.nn.Module, meta: Mapping[str, Any], kept: Collection[str
 
 
 def edited(changes: Iterable[Change]) -> set[str]:
-    """Return the parameters that only one side froze when its run began."""
-    found = [change for change in changes if change.name == FROZEN]
-    return {name for change in found for name in (*change.saved, *change.own)}
+    """Return the names of the parameters that were frozen at the begin of only one of the two runs."""
+    frozen_changes = [change for change in changes if change.name == FROZEN]
+    return {name for change in frozen_changes for name in (*change.saved, *change.own)}
 
 
 def change_lines(changed: Choice, changes: list[Change], trainer: ResumableTrainer) -> Iterator[str]:
     """Yield a log line for each changed setting, with the value with which the run continues."""
     for change in changes:
-        kept = change.kind == "loaded" and changed == "keep"
+        is_kept = change.kind == "loaded" and changed == "keep"
         why = ': changed="keep" cannot change that' if changed == "keep" and change.kind == "given" else ""
         now = "" if change.group is None else scheduled_now(trainer, *change.group)
-        yield f"{change}; the run continues with {change.saved if kept else change.own!r}{why}{now}"
+        yield f"{change}; the run continues with {change.saved if is_kept else change.own!r}{why}{now}"
 
 
 def warn_of_zero_rates(trainer: ResumableTrainer, source: Path) -> None:
-    """Log each optimizer whose scheduled rate is 0 after a resume, unless the run is complete."""
+    """Warn of each optimizer whose scheduled rate is 0 after a resume, unless the run is complete.
+
+    Most schedules end at 0. As they multiply the rate, it would stay 0 in a longer run.
+    """
     ends = ((trainer.iter, trainer.max_iters), (trainer.epoch, trainer.max_epochs))
     if any(end is not None and done >= end for done, end in ends):
         return
@@ -125,6 +131,7 @@ def warn_of_zero_rates(trainer: ResumableTrainer, source: Path) -> None:
 
 
 def _has_stopped(group: Mapping[str, Any]) -> bool:
+    """Return whether a param group has a scheduled rate, which is 0 now and was not 0 at the begin."""
     return float(group.get("lr", 1)) == 0 and float(group.get("initial_lr", 0)) != 0
 
 
@@ -135,8 +142,8 @@ class RankState(NamedTuple):
         rng: the rank's random state; None to keep the current one.
         position: the rank's position in the loader.
         inexact: the reason why the resume is not exact, for the log; "" if it is exact.
-        buffers: the buffers in which the ranks differ, by name.
-        remembered: the states that the program keeps in its own variables, by name.
+        buffers: the buffers of the model in which the ranks differ, by name.
+        remembered: the states that `Trainer.remember` was given functions for, by name.
     """
 
     rng: Mapping[str, Any] | None
@@ -146,7 +153,7 @@ class RankState(NamedTuple):
     remembered: Mapping[str, Any] = {}
 
     def load_buffers(self, model: torch.nn.Module) -> None:
-        """Copy the buffers of this rank into those of the model with the same name and shape."""
+        """Copy this rank's saved buffers into the model's buffers of the same names and shapes."""
         own = dict(model.named_buffers())
         for name, buffer in self.buffers.items():
             if name in own and own[name].shape == buffer.shape:
@@ -156,14 +163,15 @@ class RankState(NamedTuple):
 def state_of_rank(
     checkpoint: Mapping[str, Any], rank: int, world_size: int, loader: Iterable[Any] | None
 ) -> RankState:
-    """Return the part of a checkpoint from which a rank resumes.
+    """Return the part of a checkpoint from which a rank resumes: that of the rank with the same number.
 
-    It is the part that the rank of the same number saved. A rank that the checkpoint does not have keeps its
-    current random state.
+    If this run has more ranks than the run that saved the checkpoint, the additional ranks keep their random
+    state, and have the position of rank 0. A checkpoint with the state of rank 0 alone is for all ranks.
 
     Args:
+        checkpoint: the contents of the checkpoint.
         rank, world_size: the number of this rank, and the number of ranks of this run.
-        loader: the loader of this run, whose random state such a rank keeps.
+        loader: the loader of this run, whose random state an additional rank keeps.
     """
     meta, others = checkpoint["meta"], checkpoint.get("ranks")
     first = RankState(checkpoint["rng"], meta["position"], remembered=checkpoint.get(KEY, {}))
@@ -191,7 +199,11 @@ def state_of_rank(
 
 
 def _left_out(parts: Mapping[int, Mapping[str, Any] | None]) -> str:
-    """Return the end of a text that names the remembered states of ranks that this run does not have."""
+    """Return the end of a text that names the remembered states of ranks that this run does not have.
+
+    Args:
+        parts: the parts of the checkpoint of these ranks, by their numbers.
+    """
     states = [
         f"{_quoted(part[KEY])} of rank {rank}" for rank, part in parts.items() if part and part.get(KEY)
     ]
@@ -205,9 +217,15 @@ def _quoted(names: Iterable[str]) -> str:
 def position_changes(
     meta: Mapping[str, Any], loader: Iterable[Any] | None, changes: Iterable[Change]
 ) -> list[Change]:
-    """Return the change of a position that no other number of ranks can continue from, because it is lost.
+    """Return a list with the change of a position that is lost with another number of ranks; else [].
 
-    An IterableDataset, and a loader with a state of its own, have a position in the data of one rank.
+    If the number of ranks changes, each rank reads other data. A position in an IterableDataset, or of a
+    loader with a state of its own, cannot be converted to a position in these other data.
+
+    Args:
+        meta: the `meta` of the checkpoint.
+        loader: the loader of this run.
+        changes: the changed settings.
     """
     batch_idx = meta["position"]["batch_idx"]
     if not (batch_idx and _has_other_ranks(changes) and _is_of_one_rank(loader)):
@@ -223,7 +241,17 @@ def load_place(
     changes: Iterable[Change],
     path: Path,
 ) -> str:
-    """Load the counters, the position and the random state, and return where the pass continues."""
+    """Load the counters, the position in the loader and the random state.
+
+    Args:
+        meta: the `meta` of the checkpoint.
+        rank_state: the part of the checkpoint from which this rank continues.
+        changes: the changed settings.
+        path: the path of the checkpoint, for errors.
+
+    Returns:
+        A text for the log on where the pass over the loader continues; "" if the loader is as before.
+    """
     trainer.iter = trainer.metrics.iter = int(meta["iter"])
     trainer.epoch = trainer.metrics.epoch = int(meta["epoch"])
     rng = rng_state() if rank_state.rng is None else rank_state.rng
@@ -236,7 +264,11 @@ def load_place(
 
 
 def move_position(position: LoaderPosition, loader: Iterable[Any] | None, changes: Iterable[Change]) -> str:
-    """Convert the position of a checkpoint to one in this run's loader, and return a text for the log."""
+    """Convert a loaded position to one in this run's loader, which may have other lengths or ranks.
+
+    Returns:
+        A text for the log on where the pass continues; "" if the loader is as before.
+    """
     by_name = {change.name: change for change in changes}
     other_ranks = _has_other_ranks(by_name.values())
     if loader is None:
@@ -245,20 +277,22 @@ def move_position(position: LoaderPosition, loader: Iterable[Any] | None, change
         position.drop_states_of_ranks(begins_again=_is_of_one_rank(loader))
     length = by_name.get("loader_length")
     lengths = None if length is None or None in (length.saved, length.own) else (length.saved, length.own)
-    place = position.move_to(loader, lengths, same_data="dataset_length" not in by_name)
+    text = position.move_to(loader, lengths, same_data="dataset_length" not in by_name)
     if not other_ranks:
-        return place if "batch_size" in by_name or lengths is not None else ""
+        return text if "batch_size" in by_name or lengths is not None else ""
     samplers = {} if "sampler" in by_name else samplers_of(loader)
-    divided = any(isinstance(each, DistributedSampler) for each in samplers.values())
-    return place and f"{place}{'' if divided else _IF_DIVIDED}"
+    divides_one_order = any(isinstance(each, DistributedSampler) for each in samplers.values())
+    return text and f"{text}{'' if divides_one_order else _IF_DIVIDED}"
 
 
 _IF_DIVIDED = ", if the ranks divide one order of the samples, as with a DistributedSampler"
 
 
 def _has_other_ranks(changes: Iterable[Change]) -> bool:
+    """Return whether the number of processes, or of those with data of their own, has changed."""
     return not {change.name for change in changes}.isdisjoint(OF_RANKS)
 
 
 def _is_of_one_rank(loader: Iterable[Any] | None) -> bool:
+    """Return whether a position in the loader is valid for the data of one rank only."""
     return loader is not None and (is_stream(loader) or has_own_state(loader))

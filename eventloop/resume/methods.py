@@ -155,10 +155,11 @@ class Resumable:
         self.remembered.add(name, get, set)
 
     def _compare_loader(self, loader: Iterable[Any]) -> None:
-        """Compare the loader of a pass that begins with that of the checkpoint resumed from.
+        """Compare the loader of a pass that begins with the loader of the run that was resumed.
 
-        A hand-written loop shows its loader only when the pass begins. Between two passes the loader may
-        change. Within a pass it must be the same, unless `resume` was given `changed`.
+        A trainer without a `train_loader` knows the loader of a hand-written loop only when the pass begins.
+        If the checkpoint was saved between two passes, any loader is accepted. If it was saved within a pass,
+        the loader must be the same, unless the argument `changed` of `resume` permits another one.
 
         Raises:
             CheckpointError: the checkpoint was saved within a pass over another loader.
@@ -170,6 +171,6 @@ class Resumable:
             follow_loader(self.state, resumed, loader)
 
     def _reset_losses(self) -> None:
-        """Forget that a loss was lost: the losses of the loaded weights are others."""
-        self.metrics.read_pending()
+        """Reset the record of losses that are not finite, because the loaded weights have other losses."""
+        self.metrics.read_pending()  # pending values belong to the former weights
         self.metrics.losses.reset()

@@ -50,7 +50,8 @@ from eventloop.state.schema import check_usable, refusing
 
 logger = logging.getLogger("eventloop")
 
-NAMES_OF_ALL = ("auto", "best")  # rank 0 looks these up for all ranks, also in `load_checkpoint`
+NAMES_OF_ALL = ("auto", "best")
+"""The names for which rank 0 searches for all ranks, also in `load_checkpoint`."""
 
 
 def resume(state: TrainerState, path: str | Path, changed: Changed = "refuse") -> Path:
@@ -65,8 +66,8 @@ def read(state: TrainerState, path: str | Path | OlderThan, changed: Changed = "
         check_changed(changed)
         trainer.copying.join()
     decided_by_rank_0(trainer.ownership.await_end)
-    found = _find(state, path, check_usable, together=True)
-    return WasRead(found.path, found.state, found.last)
+    loaded = _find(state, path, check_usable, together=True)
+    return WasRead(loaded.path, loaded.state, loaded.last)
 
 
 def check(state: TrainerState, was_read: WasRead) -> None:
@@ -76,52 +77,65 @@ def check(state: TrainerState, was_read: WasRead) -> None:
 
 
 def load(state: TrainerState, was_read: WasRead, changed: Changed = "refuse", *, by_name: bool) -> Path:
-    """Load a checkpoint that was read; `by_name` if it may not be the newest one. A collective."""
-    trainer, (found, checkpoint, newest) = state.trainer, was_read
-    # around the exchanges, so that an error of one rank leaves all as they were
-    rollback = Rollback(found)
+    """Load a checkpoint that `read` has returned, and return its path; a collective.
+
+    Args:
+        was_read: the checkpoint.
+        changed: the argument of `Trainer.resume`.
+        by_name: whether the checkpoint may not be the newest one.
+    """
+    trainer, (path, checkpoint, newest) = state.trainer, was_read
+    # the rollback includes the exchanges, so that an error on one rank leaves all ranks as they were
+    rollback = Rollback(path)
     with rollback, rollback:
         with raised_together("the resume"):
-            checkpoint, announced = _run_handlers(trainer, found, checkpoint)
-            checked = check_resume(trainer, state.settings, found, checkpoint, changed)
-            steps, lines = _load(state, found, checked, rollback)
-        check_same_weights(checked.weights, found)
-        resumed = Resumed(found, checked.checkpoint["meta"], changed, trainer.loader)
+            checkpoint, announced = _run_handlers(trainer, path, checkpoint)
+            checked = check_resume(trainer, state.settings, path, checkpoint, changed)
+            steps, lines = _load(state, path, checked, rollback)
+        check_same_weights(checked.weights, path)
+        resumed = Resumed(path, checked.checkpoint["meta"], changed, trainer.loader)
         rollback.commit([*steps, partial(state.record_resumed, resumed, by_name=by_name)])
     _publish(trainer, announced)
-    trainer.ownership.resumed_from(found, newest)
-    for line in lines:  # after loading
+    trainer.ownership.resumed_from(path, newest)
+    for line in lines:  # only now: if the resume had failed, they would be untrue
         logger.warning("%s", line)
-    warn_of_zero_rates(trainer, found)
-    return found
+    warn_of_zero_rates(trainer, path)
+    return path
 
 
 def load_weights(state: TrainerState, path: str | Path, *, strict: bool) -> None:
     """Load the weights of a checkpoint into the model; `Trainer.load_checkpoint` has the arguments."""
     trainer, together = state.trainer, str(path) in NAMES_OF_ALL
-    what = f"load_checkpoint({str(path)!r})"
-    with raised_together(what) if together else nullcontext():
+    call = f"load_checkpoint({str(path)!r})"
+    with raised_together(call) if together else nullcontext():
         trainer.copying.join()
-    place, checkpoint, *_ = _find(state, path, None, together=together)
-    rollback = Rollback(place)
+    source, checkpoint, *_ = _find(state, path, None, together=together)
+    rollback = Rollback(source)
     with rollback, rollback:
-        with raised_together(what) if together else nullcontext():
-            checkpoint, announced = _run_handlers(trainer, place, checkpoint)
+        with raised_together(call) if together else nullcontext():
+            checkpoint, announced = _run_handlers(trainer, source, checkpoint)
             weights, model = loaded_weights(checkpoint), unwrap(trainer.model)
-            load_model, odd = prepare_model_state(model, weights, rollback, strict=strict, source=str(place))
+            load_model, strangers = prepare_model_state(
+                model, weights, rollback, strict=strict, source=str(source)
+            )
         if together:
-            check_same_weights(weights, place)
+            check_same_weights(weights, source)
         rollback.commit([load_model])
     _publish(trainer, announced)
-    log_strangers(odd, str(place))
+    log_strangers(strangers, str(source))
     state.record_weights()
 
 
 def follow_loader(state: TrainerState, resumed: Resumed, loader: Iterable[Any]) -> None:
-    """Continue within another loader than that of the resume, or refuse it.
+    """Continue a resumed run with another loader than `resume` has compared, or refuse that.
+
+    Args:
+        resumed: the resume, whose `changed` decides.
+        loader: the loader of the pass that begins.
 
     Raises:
-        CheckpointError: the checkpoint was saved within a pass over another loader.
+        CheckpointError: the checkpoint was saved within a pass over another loader, and `changed` does not
+            permit that.
     """
     position = state.trainer.position
     all_changes = state.settings.compare(resumed.meta)
@@ -135,35 +149,38 @@ def follow_loader(state: TrainerState, resumed: Resumed, loader: Iterable[Any]) 
             'resume(path, changed="apply") continues with this one, after the same part of it; a Trainer '
             "that is given it as train_loader compares before anything is loaded"
         )
-    told = [f"{change}; the loop continues with its own" for change in changes]
-    for line in filter(None, [*told, move_position(position, loader, all_changes)]):
+    change_texts = [f"{change}; the loop continues with its own" for change in changes]
+    for line in filter(None, [*change_texts, move_position(position, loader, all_changes)]):
         logger.warning("%s: %s", resumed.path, line)
 
 
 def _load(
-    state: TrainerState, found: Path, checked: Checked, rollback: Rollback
+    state: TrainerState, path: Path, checked: Checked, rollback: Rollback
 ) -> tuple[list[Callable[[], object]], list[str]]:
     """Load all parts of a checked checkpoint except the weights.
 
+    Args:
+        path: the path of the checkpoint.
+        checked: its contents.
+        rollback: gets functions that restore the loaded parts if the resume fails.
+
     Returns:
-        The functions to call if all went well, which load the weights, note the resume and cannot fail;
-        and lines for the log.
+        The functions to call once nothing can fail any more: they load the weights, set which parameters
+        train, and record the settings. Then the lines to log.
     """
     trainer, model, checkpoint = state.trainer, unwrap(state.trainer.model), checked.checkpoint
     meta, rank_state, applies = checkpoint["meta"], checked.rank_state, checked.choice == "apply"
-    # a hook's or sampler's code may draw random numbers while its state is loaded
+    # a hook or a sampler may draw random numbers while its state is loaded
     rollback.on_rollback("the random state", partial(set_rng_state, rng_state()))
     of_hooks = load_hooks(trainer.hooks, checkpoint, rollback)
     converts = any(change.name == "model_dtypes" for change in checked.changes)
-    load_optimizer_state(
-        trainer.optimizer, checkpoint["optimizer"], rollback, converts=converts, source=found
-    )
+    load_optimizer_state(trainer.optimizer, checkpoint["optimizer"], rollback, converts=converts, source=path)
     lines = [*checked.lines, *trainer.remembered.load(rank_state.remembered, rollback)]
     lines += _load_schedulers(state, checked, rollback)
-    load_model, _ = prepare_model_state(model, checked.weights, rollback, strict=True, source=str(found))
+    load_model, _ = prepare_model_state(model, checked.weights, rollback, strict=True, source=str(path))
     rollback.on_rollback("the position", present_position(trainer))
-    place = load_place(trainer, meta, rank_state, checked.changes, found)
-    lines += filter(None, ["; ".join(filter(None, [rank_state.inexact, place]))])
+    where = load_place(trainer, meta, rank_state, checked.changes, path)
+    lines += filter(None, ["; ".join(filter(None, [rank_state.inexact, where]))])
     steps: list[Callable[[], object]] = [
         load_model,
         partial(rank_state.load_buffers, model),
@@ -171,11 +188,11 @@ def _load(
         *([] if applies else [partial(state.settings.record, meta)]),
     ]
     changes = change_lines(checked.choice, checked.changes, trainer)
-    return steps, [*of_hooks, *(f"{found}: {line}" for line in (*changes, *lines))]
+    return steps, [*of_hooks, *(f"{path}: {line}" for line in (*changes, *lines))]
 
 
 def _load_schedulers(state: TrainerState, checked: Checked, rollback: Rollback) -> list[str]:
-    """Load the schedulers' states, once the optimizers' are loaded, and return the lines to log."""
+    """Load the states of the schedulers, and return the lines to log; the optimizers are loaded before."""
     states: list[Any] = checked.checkpoint["param_schedulers"]
     trainer, applies, new_groups = state.trainer, checked.choice == "apply", checked.new_groups
     applying = None
@@ -196,10 +213,15 @@ def _load_schedulers(state: TrainerState, checked: Checked, rollback: Rollback) 
 def _find(
     state: TrainerState, path: str | Path | OlderThan, check: Check | None, *, together: bool
 ) -> Loaded:
-    """Read a checkpoint: the one of rank 0 on all ranks if `together`."""
+    """Read the checkpoint that a path or a name denotes.
+
+    Args:
+        check: an additional check of the checkpoints that "auto" and "best" choose from.
+        together: whether this is a collective, in which all ranks read the checkpoint that rank 0 chooses.
+    """
 
     def find_one(read: Read) -> Loaded:
-        state.finish_saves()  # a checkpoint that is being written counts
+        state.finish_saves()  # so that a checkpoint that is being written is found
         return find(path, state.directories, state.watched, check, read, with_last=together)
 
     live = unwrap(state.trainer.model).state_dict().get
@@ -212,7 +234,11 @@ def _find(
 def _run_handlers(
     trainer: ResumableTrainer, path: Path, checkpoint: dict[str, Any]
 ) -> tuple[dict[str, Any], Event | None]:
-    """Run the sync handlers of `after_load_checkpoint`; return the checkpoint and the event, if any."""
+    """Run the synchronous handlers of `after_load_checkpoint`, which may change the checkpoint.
+
+    Returns:
+        The checkpoint, and the event for background subscribers; None without a subscriber.
+    """
     if not trainer.bus.wants(AfterLoadCheckpoint):
         return checkpoint, None
     before = names_in(checkpoint)
@@ -228,6 +254,6 @@ def _run_handlers(
 
 
 def _publish(trainer: ResumableTrainer, loaded: Event | None) -> None:
-    """Hand the event of a load to background subscribers, unless writers would write to another run."""
+    """Hand `after_load_checkpoint` to background subscribers, unless another run owns the directory."""
     if loaded is not None and trainer.ownership.may_write:
         trainer.bus.signal(type(loaded)).hand_over(loaded)

@@ -1,6 +1,6 @@
-"""Describe the settings that differ between a run and its resumed continuation.
+"""Describe the settings that differ between a checkpoint and the trainer that resumes from it.
 
-`Settings` finds the changes, `checking` refuses them, and `loading` words the lines that are logged.
+`Settings` finds the changes, `checking` refuses them, and `loading` makes the lines that are logged.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ from eventloop.util.errors import CheckpointError
 from eventloop.util.suggest import near, suggest
 
 Choice = Literal["refuse", "keep", "apply"]
+"""Whether changes are refused, or the run continues with the checkpoint's ("keep") or its own values."""
 Changed = Choice | Mapping[str, Choice]
+"""The argument `changed` of `Trainer.resume`: a choice for all settings, or one for each named setting."""
 CHOICES: tuple[Choice, ...] = ("refuse", "keep", "apply")
 LOADER_SETTINGS = ("batch_size", "loader_length", "dataset_length", "sampler")
 FROZEN, BUFFERS, POSITION = "frozen parameters", "types of buffers", "position"
+"""The names of changes that are no settings of optimizers, schedulers, loaders or hooks."""
 OF_RANKS = ("data_ranks", "world_size")
+"""The settings that change with the number of processes."""
 _FOLLOWS = {
     "data_ranks": ("world_size",),
     "loader_length": ("world_size", "data_ranks", "batch_size"),
     "dataset_length": ("world_size", "data_ranks"),
     POSITION: ("world_size", "data_ranks"),
 }
-"""The settings that change by themselves if others do, with these others."""
+"""For each setting that changes as a consequence of other settings, the names of these others."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -54,10 +58,9 @@ class Change(msgspec.Struct, frozen=True):
         return f"{self.name}: {self.saved!r} in the checkpoint, {self.own!r} in this trainer"
 
     def reschedules(self, name: str, numbers: Collection[int], keys: Collection[str]) -> bool:
-        """Return whether the change alters the values that some schedulers of one optimizer give.
+        """Return whether the change alters the values that the schedulers of an optimizer compute.
 
-        A changed argument of one of the schedulers does so, and a changed value of a param group that they
-        write.
+        These depend on the arguments of the schedulers, and on the base values in the param groups.
 
         Args:
             name: the name of the optimizer.
@@ -83,23 +86,26 @@ def check_changed(changed: object) -> None:
 
 
 def choose(path: object, changed: Changed, changes: list[Change], known: Collection[str]) -> Choice:
-    """Return the answer that `changed` gives for the settings with which the run could continue either way.
+    """Return the choice for those changed settings that may be the checkpoint's or this trainer's.
 
     Args:
         path: the path of the checkpoint.
-        changed: the argument of `Trainer.resume`.
+        changed: the argument of `Trainer.resume`: one choice for all settings, or a mapping from the names of
+            settings to choices.
         changes: the changed settings.
         known: the names of the settings that were compared.
 
     Raises:
         CheckpointError: `changed` refuses one of the changes.
-        ValueError: `changed` has an unknown setting, or gives different answers where one is needed.
+        ValueError: `changed` names an unknown setting, or makes different choices for settings that need the
+            same one.
     """
     if isinstance(changed, str):
         if changed == "refuse" and (message := refusal(path, changes)) is not None:
             raise CheckpointError(message)
         return changed
-    names = {*known, *LOADER_SETTINGS, FROZEN, BUFFERS, POSITION}  # the latter may be compared later
+    # these may be named even if they do not differ: a hand-written loop compares its loader later
+    names = {*known, *LOADER_SETTINGS, FROZEN, BUFFERS, POSITION}
     for name in changed:
         if name not in names:
             raise ValueError(f"changed has an unknown setting {name!r}{suggest(str(name), sorted(names))}")
@@ -120,22 +126,40 @@ def refused_by(changed: Changed, changes: Sequence[Change]) -> list[Change]:
 
 
 def answer_for(change: Change, changed: Changed, changes: Sequence[Change]) -> Choice:
-    """Return the answer that `changed` gives for a change: its own, else that for what brings it about."""
+    """Return the choice that `changed` makes for a change, by its name or by the name of its cause.
+
+    For example, the choice for `world_size` is also that for the length of the loader, which follows from it.
+
+    Args:
+        change: the change.
+        changed: the argument of `Trainer.resume`.
+        changes: all changes, among which the cause is.
+    """
     if isinstance(changed, str):
         return changed
     differing = {each.name: each for each in changes}
     for name in (change.name, *_FOLLOWS.get(change.name, ())):
         ranks = differing.get("data_ranks", differing.get(name))
-        others = change.name == "dataset_length" != name and not _is_same_data(change, ranks)
-        if name in changed and name in differing and not others:
+        is_other_data = change.name == "dataset_length" != name and not _is_same_data(change, ranks)
+        if name in changed and name in differing and not is_other_data:
             return changed[name]
     return "refuse"
 
 
 def _is_same_data(length: Change, ranks: Change | None) -> bool:
-    """Return whether each rank has an equal part of the same data set before and after a change of ranks."""
-    whole = ranks is not None and abs(length.saved * ranks.saved - length.own * ranks.own)
-    return ranks is not None and bool(whole < max(ranks.saved, ranks.own))
+    """Return whether each rank has an equal part of the same data set before and after a change of ranks.
+
+    The lengths of the parts times the numbers of ranks are then equal, except for samples that fill up the
+    parts or are left out: fewer than there are ranks.
+
+    Args:
+        length: the change of the length of a rank's part.
+        ranks: the change of the number of ranks; None if that has not changed.
+    """
+    if ranks is None:
+        return False
+    difference = abs(length.saved * ranks.saved - length.own * ranks.own)
+    return bool(difference < max(ranks.saved, ranks.own))
 
 
 def refusal(path: object, changes: list[Change]) -> str | None:
@@ -149,14 +173,14 @@ def refusal(path: object, changes: list[Change]) -> str | None:
     if not (refused := [change for change in changes if change.kind != "noted"]):
         return None
     given = [change.name for change in refused if change.kind == "given"]
-    ways = []
+    ways = []  # the values of `changed` that permit the changes, each with its effect
     if len(given) < len(refused):
         ways.append(
             'resume(path, changed="keep") continues with the checkpoint\'s values, changed="apply" with this '
             "trainer's"
         )
     if given:
-        either = "with either" if ways else 'with changed="apply" the run continues, and'
-        ways.append(f"{either} {', '.join(given)} {'is' if len(given) == 1 else 'are'} this trainer's")
+        choice = "with either" if ways else 'with changed="apply" the run continues, and'
+        ways.append(f"{choice} {', '.join(given)} {'is' if len(given) == 1 else 'are'} this trainer's")
     lines = "\n  ".join(map(str, changes))
     return f"{path} is of a run with other settings; nothing was loaded:\n  {lines}\n{'; '.join(ways)}"

@@ -1,8 +1,8 @@
 """Record the settings of a run in its checkpoints, and find those that a resumed run has changed.
 
 PyTorch's optimizers and schedulers load their settings with their state, so a learning rate that is edited
-before a resume would be lost silently. `TrainerState` therefore compares the settings with which this trainer
-was built and those in the checkpoint. A value that a schedule has moved does not count as a change.
+before a resume would be lost silently. A resume therefore compares the settings with which this trainer was
+built with those in the checkpoint. A value that a schedule has changed does not count as a change.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from eventloop.resume.setting_changes import BUFFERS, FROZEN, Change
 from eventloop.util.checks import length_of
 
 _OF_EVALUATIONS = ("val_interval", "val_begin", "dynamic_intervals")
-_DERIVED = ".schedule_phases["  # of OneCycleLR, computed from its arguments
+"""The settings of validations, which a resumed run may change without permission."""
+_DERIVED = ".schedule_phases["
+"""A part of the names of those values in OneCycleLR's state that it computes from its arguments."""
 _ABSENT = object()
+"""Stands for a value that cannot be compared, such as a function."""
 
 
 class Settings:
@@ -36,24 +39,28 @@ class Settings:
 
     def __init__(self, trainer: ResumableTrainer) -> None:
         self._trainer = trainer
-        self._seen = _all_groups(trainer)  # before a hook's check, which may build schedulers
+        self._seen = _all_groups(trainer)  # now: a hook's check may build schedulers, which change values
         self._begun: Begun | None = None
-        self._groups: dict[str, list[dict[str, Any]]] = {}
-        self._constants: list[Any] = []
-        self._options: dict[str, dict[str, Any]] = {}  # of hooks, by name
+        self._groups: dict[str, list[dict[str, Any]]] = {}  # the settings of each param group, by optimizer
+        self._constants: list[Any] = []  # the arguments of each scheduler
+        self._options: dict[str, dict[str, Any]] = {}  # the settings of hooks, by the hook's name
         self._loader: tuple[Any, dict[str, Any]] | None = None  # the loader and its settings
-        self._frozen: list[str] = []
+        self._frozen: list[str] = []  # the names of the parameters that do not train
         self.compared: set[str] = set()  # the names of the settings that `compare` has compared
 
     def record_begin(self) -> Begun:
-        """Record the settings before a schedule moves them; only the first call counts, before any step."""
+        """Record the settings before the first step, which may change them; later calls record nothing.
+
+        Returns:
+            What the trainer was built with, as the first call has found it.
+        """
         if self._begun is not None:
             return self._begun
         trainer, groups = self._trainer, _all_groups(self._trainer)
         edited = find_edited(trainer, groups, self._seen)
         self._groups = {
-            name: [_of_group(group, edited.get((name, i), {})) for i, group in enumerate(several)]
-            for name, several in groups.items()
+            name: [_of_group(group, edited.get((name, i), {})) for i, group in enumerate(of_optimizer)]
+            for name, of_optimizer in groups.items()
         }
         built = [deepcopy(getattr(s, "built_state", s.state_dict)()) for s in trainer.schedulers]
         self._constants = [_constants(state) for state in built]
@@ -77,9 +84,12 @@ class Settings:
         }
 
     def compare(self, meta: Mapping[str, Any]) -> list[Change]:
-        """Return the settings in which this run differs from that of a checkpoint with this `meta`.
+        """Return the settings that differ between this run and the run that saved a checkpoint.
 
-        Hooks that only one of the two runs has are included.
+        The length of the run, and hooks that only one of the two runs has, are among them.
+
+        Args:
+            meta: the `meta` of the checkpoint.
         """
         self.record_begin()
         saved = meta["settings"]
@@ -87,13 +97,13 @@ class Settings:
         compared += self._of_schedulers(saved["param_schedulers"])
         for name, own in self._of_run().items():
             former = saved["run"].get(name, own)
-            # a value that one loader does not have is not refused
-            noted = name in _OF_EVALUATIONS or former is None or own is None
-            compared.append(Change(name, former, own, "noted" if noted else "given"))
+            # None stands for a value that a loader does not have, such as a length: this is not refused
+            may_differ = name in _OF_EVALUATIONS or former is None or own is None
+            compared.append(Change(name, former, own, "noted" if may_differ else "given"))
         for name, options in self._options.items():
-            others = saved["hook_options"].get(name, {})
+            saved_options = saved["hook_options"].get(name, {})
             for key, own in options.items():
-                compared.append(Change(f"{name}.{key}", others.get(key, own), own, "given"))
+                compared.append(Change(f"{name}.{key}", saved_options.get(key, own), own, "given"))
         self.compared = {each.name for each in compared}
         changes = [each for each in compared if each.saved != each.own and not _same(each.saved, each.own)]
         changes += self._frozen_changes(saved.get("frozen"))
@@ -101,7 +111,7 @@ class Settings:
         if meta[unit] != (length := getattr(self._trainer, unit)):
             changes.append(Change(unit, meta[unit], length, "noted"))
         if (former := saved["hooks"]) != (hooks := _hooks(self._trainer)):
-            gone, new = (sorted({*a} - {*b}) for a, b in ((former, hooks), (hooks, former)))
+            gone, new = sorted({*former} - {*hooks}), sorted({*hooks} - {*former})
             changes.append(Change("hooks", gone, new, "noted"))
         return changes
 
@@ -111,13 +121,13 @@ class Settings:
         The settings of a loader are those that `record_begin` stored, because the length of a loader may
         change from pass to pass.
         """
-        trainer, noted = self._trainer, self._loader
-        found: dict[str, Any] = {}
+        trainer, recorded = self._trainer, self._loader
+        of_loader: dict[str, Any] = {}
         if trainer.loader is not None:  # the loader of a hand-written loop is known at its first epoch
-            same = noted is not None and noted[0] is trainer.loader
-            found = noted[1] if noted and same else _of_loader(trainer.loader, trainer.limits)
+            same = recorded is not None and recorded[0] is trainer.loader
+            of_loader = recorded[1] if recorded and same else _of_loader(trainer.loader, trainer.limits)
         return {
-            **found,
+            **of_loader,
             **trainer.schedule.settings(),
             "unit": trainer.counting.unit,
             "world_size": trainer.world_size,
@@ -127,39 +137,55 @@ class Settings:
         }
 
     def _of_optimizers(self, saved: Mapping[str, Any]) -> list[Change]:
-        found = []
+        """Return the saved and the own value of each setting of the param groups, also if they are equal.
+
+        Args:
+            saved: the settings of the param groups in the checkpoint, by the optimizer's name.
+        """
+        pairs = []
         for name, groups in self._groups.items():
             for number, (own, former) in enumerate(zip(groups, saved.get(name, []), strict=False)):
                 of = f" of param group {number}" if len(groups) > 1 else ""
                 for key in own:
                     label, value = f"{name + ' ' if name else ''}{key}{of}", former.get(key, own[key])
-                    found.append(Change(label, value, own[key], "loaded", (name, number, key)))
-        return found
+                    pairs.append(Change(label, value, own[key], "loaded", (name, number, key)))
+        return pairs
 
     def _of_schedulers(self, saved: list[Any]) -> list[Change]:
+        """Return the saved and the own value of each argument of the schedulers, also if they are equal.
+
+        Values that OneCycleLR computes from its arguments are left out if an argument differs, which says
+        enough.
+
+        Args:
+            saved: the arguments of each scheduler in the checkpoint.
+        """
         names = [type(scheduler).__name__ for scheduler in self._trainer.schedulers]
         changes: list[Change] = []
         for number, (name, own, former) in enumerate(zip(names, self._constants, saved, strict=False)):
             label = name if names.count(name) == 1 else f"schedulers[{number}] {name}"
-            found = [*_leaves(own, former, label)]
-            given = [each for each in found if _DERIVED not in each.name]
-            found = found if all(_same(each.saved, each.own) for each in given) else given
-            changes += [replace(change, scheduler=number) for change in found]
+            values = [*_leaves(own, former, label)]
+            arguments = [each for each in values if _DERIVED not in each.name]
+            values = values if all(_same(each.saved, each.own) for each in arguments) else arguments
+            changes += [replace(change, scheduler=number) for change in values]
         return changes
 
     def _frozen_changes(self, saved: Collection[str] | None) -> list[Change]:
-        """Return the change of what was frozen when the run began; a program freezes more, or less, later.
+        """Return a list with the change of the parameters that were frozen at the begin; [] if there is none.
+
+        Parameters that the program freezes or trains later, within the run, are not compared.
 
         Args:
-            saved: the frozen parameters when the checkpoint's run began; None if an earlier version has saved
-                it.
+            saved: the parameters that were frozen when the checkpoint's run began; None if an earlier version
+                of eventloop has saved the checkpoint.
         """
         own = self._frozen
         if saved is None or {*saved} == {*own}:
             return []
         names = [name for name, _ in unwrap(self._trainer.model).named_parameters()]
-        gone, new = ([n for n in names if n in a and n not in b] for a, b in ((saved, own), (own, saved)))
-        return [Change(FROZEN, gone, new, "loaded")] if gone or new else []
+        only_saved = [name for name in names if name in saved and name not in own]
+        only_own = [name for name in names if name in own and name not in saved]
+        return [Change(FROZEN, only_saved, only_own, "loaded")] if only_saved or only_own else []
 
     def record(self, meta: Mapping[str, Any]) -> None:
         """Replace the recorded settings by those in a checkpoint's `meta`, as the run continues with them."""
@@ -175,6 +201,7 @@ class Settings:
 
 
 def _of_loader(loader: Any, limits: Limits) -> dict[str, Any]:
+    """Return the settings of a loader by name; None stands for a length or size that it does not have."""
     batch_size = getattr(loader, "batch_size", None)
     if batch_size is None:
         batch_size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
@@ -187,9 +214,12 @@ def _of_loader(loader: Any, limits: Limits) -> dict[str, Any]:
 
 
 def _samplers(loader: Any) -> str | None:
-    """Return the class names of a loader's samplers, which decide the order; None without any."""
-    found = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
-    names = [type(each).__name__ for each in found if each is not None and type(each) is not BatchSampler]
+    """Return the class names of a loader's samplers, which decide the order; None without any.
+
+    A plain `BatchSampler` does not change the order, and is left out.
+    """
+    samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
+    names = [type(each).__name__ for each in samplers if each is not None and type(each) is not BatchSampler]
     return ", ".join(names) or None
 
 
@@ -198,14 +228,14 @@ def _options_of_hooks(trainer: ResumableTrainer) -> dict[str, dict[str, Any]]:
 
     Only hooks with a method `settings` have any.
     """
-    found = {}
+    by_hook = {}
     for hook in trainer.hooks:
         settings = getattr(type(hook), "settings", None)
         if given := settings(hook).items() if callable(settings) else ():
             options = {key: _constants(value) for key, value in given}
             if plain := {key: value for key, value in options.items() if value is not _ABSENT}:
-                found[hook.name] = plain
-    return found
+                by_hook[hook.name] = plain
+    return by_hook
 
 
 def _hooks(trainer: ResumableTrainer) -> list[str]:
@@ -218,6 +248,7 @@ def _dtypes(trainer: ResumableTrainer) -> str:
 
 
 def _autocast_dtype(trainer: ResumableTrainer) -> str:
+    """Return the dtype of the trainer's autocast, such as "bfloat16"; "none" without autocast."""
     dtype = getattr(trainer.autocast(), "fast_dtype", None)
     return "none" if dtype is None else _name(dtype)
 
@@ -235,8 +266,13 @@ def _all_groups(trainer: ResumableTrainer) -> dict[str, list[Group]]:
 
 
 def _of_group(group: Mapping[str, Any], edited: Mapping[str, Edited]) -> dict[str, Any]:
-    """Return the settings of a param group, in which base values, `edited` or not, replace scheduled ones."""
-    found = {}
+    """Return the settings of a param group, with the base value in place of one that a schedule writes.
+
+    Args:
+        group: the param group.
+        edited: the base values that were edited after the schedules were built, by name.
+    """
+    settings = {}
     bases = {
         name: edited[name].base if name in edited else group[f"initial_{name}"] for name in scheduled(group)
     }
@@ -249,20 +285,20 @@ def _of_group(group: Mapping[str, Any], edited: Mapping[str, Edited]) -> dict[st
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = value.item()
         if (value := _constants(value)) is not _ABSENT:
-            found[key] = value
-    return found
+            settings[key] = value
+    return settings
 
 
 def _constants(value: Any) -> Any:
-    """Return the plain values of a scheduler's state, without those that each step changes.
+    """Return the plain values in a setting or a scheduler's state, without those that each step changes.
 
     Return `_ABSENT` for a value of another type, such as a function.
     """
     if isinstance(value, Counter):  # the milestones of MultiStepLR
         return sorted(value.elements())
     if isinstance(value, Mapping):
-        found = {key: _constants(item) for key, item in value.items() if key not in PROGRESS}
-        return {key: item for key, item in found.items() if item is not _ABSENT}
+        constants = {key: _constants(item) for key, item in value.items() if key not in PROGRESS}
+        return {key: item for key, item in constants.items() if item is not _ABSENT}
     if isinstance(value, list | tuple):
         items = [_constants(item) for item in value]
         return _ABSENT if any(item is _ABSENT for item in items) else type(value)(items)
@@ -278,25 +314,33 @@ def frozen_parameters(model: torch.nn.Module) -> list[str]:
 
 
 def type_changes(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[Change]:
-    """Return the change of the types of buffers, if weights have a buffer of another type than the model."""
-    pairs = {
-        name: (_name(weights[name].dtype), _name(buffer.dtype))
+    """Return a list with the change of the buffers' dtypes; [] if the model and the weights have the same."""
+    buffers = {
+        name: buffer
         for name, buffer in model.named_buffers()
         if isinstance(weights.get(name), torch.Tensor) and weights[name].dtype != buffer.dtype
     }
-    if not pairs:
+    if not buffers:
         return []
-    saved, own = ({name: types[side] for name, types in pairs.items()} for side in (0, 1))
+    saved = {name: _name(weights[name].dtype) for name in buffers}
+    own = {name: _name(buffer.dtype) for name, buffer in buffers.items()}
     return [Change(BUFFERS, saved, own, "given")]
 
 
 def _same(a: Any, b: Any) -> bool:
+    """Return whether two settings are equal; a list equals a tuple of the same items, and NaN equals NaN."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(_same, a, b))
     return bool(a == b or (a != a and b != b))  # noqa: PLR0124 - NaN is NaN
 
 
 def _leaves(own: Any, saved: Any, name: str) -> Iterator[Change]:
+    """Yield the saved and the own value of each entry of nested settings that both have.
+
+    Args:
+        own, saved: the settings of this trainer and those of the checkpoint.
+        name: the name of the settings, with which the names of their entries begin.
+    """
     if isinstance(own, Mapping) and isinstance(saved, Mapping):
         for key in own:
             if key in saved:

@@ -1,7 +1,7 @@
-"""Record from which checkpoint a trainer has resumed, and in which directories its own checkpoints are.
+"""Record from which checkpoint a trainer has resumed, and in which directories it saves its own.
 
-The trainer has one `TrainerState`. `gathering` makes a checkpoint of it, and `restoring` loads one; both are
-imported with the first save or load, because a run without checkpoints needs neither of them.
+The trainer has one `TrainerState`. `gathering` makes a checkpoint of the trainer, and `restoring` loads one.
+Both are imported at the first save or load, because a run without checkpoints needs neither of them.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ if TYPE_CHECKING:
 
 
 class TrainerState:
-    """What a trainer knows of its checkpoints: their directories, and the checkpoint loaded last."""
+    """Hold the directories of a trainer's checkpoints, its settings, and the checkpoint loaded last."""
 
     def __init__(self, trainer: ResumableTrainer) -> None:
         self.trainer = trainer
         self.settings = Settings(trainer)
         self.went_back_to: Path | None = None
-        """The checkpoint to which the run went back by name or as the best, until a hook reads it."""
+        """The checkpoint of the last resume or rollback, if it may not be the newest one.
+
+        None otherwise, and once a checkpoint hook has recorded that newer checkpoints are left behind.
+        """
         self.resumed_from: Path | None = None
         """The checkpoint that was resumed from last; None after weights were loaded without a resume."""
         self.loads = 0
         """The number of times that a checkpoint's weights were loaded into the model."""
-        self._resumed: Resumed | None = None  # until the training starts
-        self._directories: list[Anchored] = []
+        self._resumed: Resumed | None = None  # the last resume, until the first pass after it begins
+        self._directories: list[Anchored] = []  # those in which hooks save
         self.watched: list[str] = []
         """The metrics whose best checkpoints the hooks keep."""
         self._finish_saves: list[Callable[[], None]] = []
@@ -64,13 +67,17 @@ class TrainerState:
     @property
     def directories(self) -> list[Path]:
         """Return the directories with the run's checkpoints, `checkpoint_dir` first."""
-        places: dict[Path, Path] = {}
+        by_resolved: dict[Path, Path] = {}  # each directory once, although links may give it several paths
         for directory in (self.trainer.checkpoint_dir, *[each.path for each in self._directories]):
-            places.setdefault(directory.resolve(), directory)
-        return list(places.values())
+            by_resolved.setdefault(directory.resolve(), directory)
+        return list(by_resolved.values())
 
     def record_resumed(self, resumed: Resumed, *, by_name: bool) -> None:
-        """Record a checkpoint whose state was loaded; `by_name` if it may not be the newest one."""
+        """Record a resume, once the state of its checkpoint is loaded.
+
+        Args:
+            by_name: whether the checkpoint may not be the newest one, because the user has named it.
+        """
         self._resumed = resumed
         self.resumed_from = resumed.path.absolute()
         self.trainer.applied_commands = msgspec.convert(resumed.meta.get("commands", []), list[Applied])
@@ -83,6 +90,9 @@ class TrainerState:
         self.loads += 1
 
     def resumed_with_another(self, loader: Iterable[Any]) -> Resumed | None:
-        """Return the last resume, at the first pass after it, if the trainer then had another loader."""
+        """Return the last resume if it has compared another loader than `loader`, else None.
+
+        Only the first call after a resume returns it: that for the loader of the first pass.
+        """
         resumed, self._resumed = self._resumed, None
         return None if resumed is None or resumed.loader is loader else resumed

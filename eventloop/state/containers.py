@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 MAPPINGS, SEQUENCES = (dict, Mapping), (list, tuple)
-"""The types to test a container against: with `dict` first, a test takes a tenth of the time of one against
-the abstract class, and a save makes hundreds of tests."""
+"""The types for `isinstance` to find containers. A save makes hundreds of these tests: with `dict` before the
+abstract class, the test of a dict takes a tenth of the time."""
 
 
 def copied(value: Any) -> Any:

@@ -1,10 +1,10 @@
 """Exchange decisions, errors and Python objects between the ranks of a training, in host memory.
 
-What ranks must do alike is decided by rank 0 and sent, with `decided_by_rank_0`. What each rank does on its
-own, but no rank may complete alone, is done within `raised_together`. All exchanges are collectives: every
-rank must make them in the same order, and waits for the others, for the timeout of the process group at most.
-They use gloo. With NCCL, PyTorch would put the objects on the current GPU, which is the first one on every
-rank whose script has not called `torch.cuda.set_device`.
+With `decided_by_rank_0` rank 0 makes a decision, and sends it to all ranks, so that they do the same. With
+`raised_together` each rank does its own work, and all ranks raise an error if one of them fails. All
+exchanges are collectives: every rank must make them in the same order, and waits for the others, for the
+timeout of the process group at most. They use gloo. With NCCL, PyTorch would put the objects on the current
+GPU, which is the first GPU on every rank whose script has not called `torch.cuda.set_device`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def has_other_ranks() -> bool:
 
 
 def gather(own: T) -> list[T]:
-    """Return the objects of all ranks, by rank; a collective. Without other ranks it is only `own`."""
+    """Return a list of the objects that all ranks pass, in the order of the ranks; a collective."""
     if not has_other_ranks():
         return [own]
     ranks = [own] * dist.get_world_size()
@@ -55,25 +55,25 @@ def gather_on_rank_0(own: T) -> list[T] | None:
         cannot be reached, which is logged.
     """
     own_rank = dist.get_rank()
-    found: list[Any] | None = [None] * dist.get_world_size() if own_rank == 0 else None
+    values: list[Any] | None = [None] * dist.get_world_size() if own_rank == 0 else None
     try:
         with waiting("ranks", EXCHANGE):
-            dist.gather_object(own, found, dst=0, group=host_group())
+            dist.gather_object(own, values, dst=0, group=host_group())
     except RuntimeError as error:
         logger.warning("the random state of the other ranks cannot be gathered: %s", error)
         return None
-    return found
+    return values
 
 
 def decided_by_rank_0(decide: Callable[[], T]) -> T:
     """Call a function on rank 0 alone, and return its result on every rank; a collective.
 
-    An error that the function raises is raised on every rank, with a note that it comes from rank 0. An error
-    that cannot be pickled is raised elsewhere as the nearest class that can be, with its text. Without other
-    ranks this only calls the function.
+    An error that the function raises is raised on every rank, with a note that it comes from rank 0. If it
+    cannot be pickled, the other ranks raise an error of its nearest base class that can be, with its text.
+    Without other ranks this only calls the function.
 
-    If other ranks cannot be reached, rank 0 logs that and keeps its decision: it can still complete what
-    needs no other rank, such as a last checkpoint.
+    If other ranks cannot be reached, rank 0 logs that and keeps its decision, so that it can still complete
+    work that needs no other rank, such as a last checkpoint.
 
     Raises:
         RuntimeError: rank 0 cannot be reached; not raised on rank 0.
@@ -99,11 +99,13 @@ def decided_by_rank_0(decide: Callable[[], T]) -> T:
 
 
 def _decide_and_send(decide: Callable[[], T]) -> T:
+    """Call a function on rank 0, send its result or its error to the other ranks, and return or raise it."""
     failure: Exception | None = None
     sent: bytes | _Failure
     try:
         decided = decide()
-        sent = pickle.dumps(decided)  # before the exchange, in which the others would wait for ever
+        # before the exchange: an error within it would leave the other ranks waiting
+        sent = pickle.dumps(decided)
     except Exception as error:
         failure, sent = error, _Failure.of(error)
     try:
@@ -118,14 +120,14 @@ def _decide_and_send(decide: Callable[[], T]) -> T:
 
 @contextmanager
 def raised_together(what: str) -> Iterator[None]:
-    """Make a context that raises on every rank if its block raises on one of them; its end is a collective.
+    """Make a context that raises an error on every rank if its block raises one on some rank.
 
-    A rank whose own block raised an error raises that one. All others raise an error of the same kind, with
-    the rank, its host and its error in the text. Without other ranks the block is executed as it is. Ctrl-C
-    is not exchanged.
+    Its end is a collective. A rank whose own block raised an error raises that error. All others raise an
+    error of the same kind, with the rank, its host and its error in the text. Without other ranks the block
+    is executed as it is. Ctrl-C is not exchanged.
 
     Args:
-        what: what the block does, for the text, such as "the resume".
+        what: a name for the work of the block, for the text, such as "the resume".
 
     Raises:
         RuntimeError: another rank cannot be reached.
@@ -166,9 +168,9 @@ class _Failure(NamedTuple):
     Args:
         rank: the rank and its host.
         pickled: the error; empty if it cannot be pickled.
-        nearest: the nearest class of the error that every rank has, and that takes a text.
+        nearest: the nearest class among the error and its bases that every rank has, and that takes a text.
         text: the text of the error.
-        named: the text after the name of the error's class.
+        named: the name of the error's class, and the text.
     """
 
     rank: str
@@ -186,7 +188,7 @@ class _Failure(NamedTuple):
         return cls(this_rank(), pickled, _nearest(type(error)), str(error), error_text(error))
 
     def again(self) -> Exception:
-        """Return the error once more, with a note of where it was raised."""
+        """Return the error for another rank to raise, with a note of the rank that has raised it."""
         try:
             error = pickle.loads(self.pickled)
         except Exception:  # its class is unknown here, or takes other arguments than `args`
@@ -197,13 +199,21 @@ class _Failure(NamedTuple):
         return error
 
     def of_another(self, what: str, count: int) -> Exception:
-        """Return the error that a rank raises whose own block succeeded."""
+        """Return the error for a rank whose own block succeeded.
+
+        Args:
+            what: the name for the work of the block.
+            count: the number of ranks that failed.
+        """
         more = f" and on {count - 1} more" if count > 1 else ""
         return self.nearest(f"{what} failed on {self.rank}{more}, so on all ranks: {self.named}")
 
 
 def _nearest(kind: type[Exception]) -> type[Exception]:
-    """Return the first base class that is built in or this package's, and whose text is its argument."""
+    """Return the first class of an error's bases that every rank has, and that takes a text alone.
+
+    These are Python's own errors and CheckpointError; RuntimeError if none of them fits.
+    """
     for base in kind.__mro__:
         known = base is CheckpointError or getattr(builtins, base.__name__, None) is base
         try:

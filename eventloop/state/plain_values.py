@@ -1,6 +1,7 @@
 """Convert a state to tensors and plain values, which `torch.load(weights_only=True)` can read.
 
-All code that puts a user's `state_dict` into a checkpoint uses it.
+Plain values are numbers, strings, None, and lists, tuples, sets and dicts of plain values and tensors. All
+code that puts a user's `state_dict` into a checkpoint uses this module.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PLAIN = frozenset(
 
 
 class _NotPlainError(Exception):
-    """A value that is not plain."""
+    """Raised for a value that is not plain, which is in `found`."""
 
     def __init__(self, found: Any) -> None:
         self.found = found
@@ -33,8 +34,11 @@ def plain(value: Any, where: str, *, shards: bool = False) -> Any:
 
     Args:
         value: the state.
-        where: the place of the state in the checkpoint, for the message.
+        where: the key of the state in the checkpoint, with which the message names the value.
         shards: whether it may have DTensors.
+
+    Raises:
+        TypeError: a value is not plain; the message has the keys that lead to it.
     """
     try:
         return _plain(value, shards)
@@ -83,10 +87,17 @@ def _plain_tensor(tensor: torch.Tensor, shards: bool) -> torch.Tensor:
 
 
 def _place_of(found: Any, value: Any) -> str | None:
-    """Return the keys that lead to an object in a nested state, such as "['a'][0]"; None without it.
+    """Return the keys that lead to an object in a nested state, such as "['a'][0]".
 
-    It is called after an error only, because building a string for every value would cost more than all other
-    work. An object in a key or a set is at the place of that mapping or set.
+    It is called only after an error, because to build a text for every value would take most of the time of a
+    save. For an object in a key or a set, the keys that lead to the mapping or set are returned.
+
+    Args:
+        found: the object.
+        value: the state.
+
+    Returns:
+        None if the object is not in the state.
     """
     if value is found:
         return ""
@@ -103,9 +114,12 @@ def _place_of(found: Any, value: Any) -> str | None:
 
 
 def arrays_as_tensors(value: Any) -> tuple[Any, list[list[Any]]]:
-    """Return a nested state with tensors in place of NumPy's numeric arrays, and the keys that lead to each.
+    """Replace NumPy's numeric arrays in a nested state by tensors, and list where they were.
 
-    Arrays of objects, texts and dates, and subclasses, such as masked arrays, are left as they are.
+    Arrays of objects, texts and dates, and subclasses such as masked arrays, are left as they are.
+
+    Returns:
+        The state with tensors, and for each of them a list of the keys that lead to it.
     """
     if type(value) is np.ndarray and value.dtype.kind in "biufc" and value.dtype.itemsize <= 16:
         native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
@@ -131,23 +145,30 @@ def arrays_as_tensors(value: Any) -> tuple[Any, list[list[Any]]]:
 
 
 def with_arrays(value: Any, places: Iterable[Sequence[Any]]) -> Any:
-    """Return a nested state with NumPy's arrays again, at the places that `arrays_as_tensors` returned."""
-    for place in places:
-        value = _with_array(value, place)
+    """Return a nested state with NumPy's arrays in place of tensors.
+
+    Args:
+        value: the state.
+        places: the lists of keys that `arrays_as_tensors` has returned.
+    """
+    for keys in places:
+        value = _with_array(value, keys)
     return value
 
 
-def _with_array(value: Any, place: Sequence[Any]) -> Any:
-    if not place:
+def _with_array(value: Any, keys: Sequence[Any]) -> Any:
+    """Return a nested state with an array in place of the tensor to which a list of keys leads."""
+    if not keys:
         return value.numpy().copy() if isinstance(value, torch.Tensor) else value
     try:
-        inner = value[place[0]]
-    except (KeyError, IndexError, TypeError):  # a handler has changed it since
+        inner = value[keys[0]]
+    except (KeyError, IndexError, TypeError):  # a handler has changed the checkpoint since it was saved
         return value
-    return _replaced(value, {place[0]: _with_array(inner, place[1:])})
+    return _replaced(value, {keys[0]: _with_array(inner, keys[1:])})
 
 
 def _replaced(value: Any, items: Mapping[Any, Any]) -> Any:
+    """Return a copy of a container with other items for some keys or indices."""
     if isinstance(value, Mapping):
         return {**value, **items}
     listed = [items.get(number, item) for number, item in enumerate(value)]

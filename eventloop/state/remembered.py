@@ -1,6 +1,7 @@
 """Save and load states that a program keeps in variables of its own, each by a name.
 
-`Trainer.remember` registers them, a checkpoint has them under `remembered`, and each rank has its own.
+`Trainer.remember` registers a function that returns the state, and a function that sets it. A checkpoint has
+the states under `remembered`, and each rank has its own.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
 KEY = "remembered"
 """The key of the states in a checkpoint."""
 Get = Callable[[], Any]
+"""A function that returns the present state."""
 Set = Callable[[Any], object]
+"""A function that sets a state."""
 
 
 class Remembered:
-    """The functions that get and set the states of a program, by name; the training thread calls them."""
+    """Hold the functions that get and set the states of a program; the training thread calls them."""
 
     def __init__(self) -> None:
-        self._functions: dict[str, tuple[Get, Set]] = {}
+        self._functions: dict[str, tuple[Get, Set]] = {}  # by the name of the state
 
     def add(self, name: str, get: Get, set: Set) -> None:
         """Register a state; `Trainer.remember` documents the arguments and errors."""
@@ -54,7 +57,10 @@ class Remembered:
         self._functions[name] = get, set
 
     def state_dict(self) -> dict[str, Any]:
-        """Return {}, or the present states under `KEY`, without the graphs of their tensors."""
+        """Return the present states by name, in a dict at `KEY`, without the autograd graphs of tensors.
+
+        Without a registered state return {}.
+        """
         states = {}
         for name, (get, _) in self._functions.items():
             with annotate_errors(f"raised by get of trainer.remember({name!r}, get, set)"):
@@ -62,7 +68,12 @@ class Remembered:
         return {KEY: states} if states else {}
 
     def load(self, states: Mapping[str, Any], rollback: Rollback) -> list[str]:
-        """Set the states of a checkpoint, and return a line for each name that only one side has."""
+        """Set the states of a checkpoint; return a line for each name that only it or the program has.
+
+        Args:
+            states: the states in the checkpoint, by name.
+            rollback: gets a function for each state that sets its present value, for a load that fails.
+        """
         for name, (_, set_state) in self._functions.items():
             if name in states:
                 rollback.on_rollback(f"the remembered state {name!r}", self.restorer(name))
@@ -81,17 +92,17 @@ class Remembered:
         ]
 
     def restorer(self, name: str) -> Callable[[], object]:
-        """Return a function that sets a state to its present value."""
+        """Return a function that sets the state of a name back to its present value."""
         get, set_state = self._functions[name]
         return partial(set_state, with_tensors(get(), lambda tensor: tensor.detach().clone()))
 
     def restorers(self) -> list[Callable[[], object]]:
-        """Return functions that set all states to their present values."""
+        """Return a function for each state that sets it back to its present value."""
         return [*map(self.restorer, self._functions)]
 
 
 def _other_container(state: Any) -> Any:
-    """Return a container of a class that a checkpoint would replace, such as a Counter; None without one."""
+    """Return a container in a state whose class a load would change, such as a Counter; None without one."""
     if not isinstance(state, Mapping | list | tuple) or type(state) is torch.Size:
         return None
     if type(state) not in (dict, OrderedDict, list, tuple):
@@ -102,7 +113,7 @@ def _other_container(state: Any) -> Any:
 
 @contextmanager
 def annotate_errors(text: str) -> Iterator[None]:
-    """Add a note to an error of code of the user's."""
+    """Make a context that adds a note to an error of its block, in which code of the user is called."""
     try:
         yield
     except Exception as error:

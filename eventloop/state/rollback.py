@@ -1,8 +1,8 @@
 """Roll back a partly loaded checkpoint, so that a failed load leaves every object as it was.
 
-`Trainer.resume` and `Trainer.load_checkpoint` use it. Objects that load their state with code of the user's
-may fail, so a copy of their former state is kept until the load is complete. All other parts are checked
-first, and loaded at the end by steps that cannot fail.
+`Trainer.resume` and `Trainer.load_checkpoint` use it. An object with a `load_state_dict` of the user's may
+fail to load, so a copy of its former state is kept until the load is complete. All other parts, such as the
+weights, are checked first, and loaded at the end by steps that cannot fail.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Rollback:
     """A context that runs the recorded rollback actions if its block raises.
 
         rollback = Rollback(path)
-        with rollback, rollback:  # entered twice: an interrupt may keep one of the two from being left
+        with rollback, rollback:  # entered twice: an interrupt may skip the exit of one of the two
             rollback.snapshot("the hook mine", hook)
             hook.load_state_dict(state)      # an error in the block from here on restores the hook
             rollback.commit([load_weights, load_counters])
@@ -38,8 +38,8 @@ class Rollback:
 
     def __init__(self, source: object) -> None:
         self.source = source
-        self._actions: list[tuple[str, Callable[[], object]]] = []
-        self._failed: list[str] = []
+        self._actions: list[tuple[str, Callable[[], object]]] = []  # each with the name of its object
+        self._failed: list[str] = []  # the names of objects that could not be restored
         self._committing = False
 
     def on_rollback(self, name: str, action: Callable[[], object]) -> None:
@@ -58,16 +58,16 @@ class Rollback:
         Args:
             name: the name of the object in messages.
             owner: the object.
-            copies: False for an object whose `load_state_dict` replaces its attributes and changes none in
-                place; then only the attributes are kept.
+            copies: whether the state is copied. False for an object whose `load_state_dict` replaces its
+                attributes and changes none in place: to restore the attributes is enough then.
         """
         self.on_rollback(name, restorer(owner, copies=copies))
 
     def commit(self, steps: Sequence[Callable[[], object]]) -> None:
         """Complete the load by calling `steps`; from the first step on, nothing is rolled back.
 
-        After Ctrl-C all steps run once more before KeyboardInterrupt is raised, so it must be harmless to
-        repeat a step.
+        If Ctrl-C interrupts them, all steps are called once more before KeyboardInterrupt is raised. So a
+        step must be harmless to repeat.
         """
         try:
             self._complete(steps)
@@ -106,9 +106,12 @@ class Rollback:
             self._committing = False
 
     def _roll_back(self) -> BaseException | None:
-        """Run the actions, and note the names of those that fail; return the last interrupt of an action.
+        """Run the actions, the last one first, and log those that fail.
 
         An action that is interrupted, such as by Ctrl-C, is run again.
+
+        Returns:
+            The last interrupt, to be raised; None without one.
         """
         interrupt, tries = None, 0
         while self._actions:
@@ -128,7 +131,7 @@ class Rollback:
 
 
 def restorer(owner: Any, *, copies: bool = True) -> Callable[[], None]:
-    """Return a function that restores an object's attributes and its state, as `Rollback.snapshot` does."""
+    """Return a function that restores an object's present attributes and state; see `Rollback.snapshot`."""
     state = copy.deepcopy(owner.state_dict()) if copies else None
     return partial(_restore, owner, dict(getattr(owner, "__dict__", {})), state)
 
@@ -142,9 +145,10 @@ def _restore(owner: Any, attributes: dict[str, Any], state: Any) -> None:
 
 
 def same_state(a: Any, b: Any) -> bool:
-    """Return whether two states are equal; NaN equals NaN, and values that cannot be compared differ.
+    """Return whether two states are equal, where NaN equals NaN.
 
-    Of DTensors each rank compares its own parts, without communication.
+    Values that cannot be compared count as different. Each rank compares its own parts of DTensors, without
+    communication.
     """
     if type(a) is not type(b):
         return False
@@ -161,5 +165,5 @@ def same_state(a: Any, b: Any) -> bool:
         return math.isnan(b)
     try:
         return bool(a == b)
-    except ValueError:  # arrays
+    except ValueError:  # NumPy's arrays, which compare item by item
         return False

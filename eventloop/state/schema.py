@@ -42,7 +42,10 @@ class RandomState(msgspec.Struct):
 
 
 class LoaderState(msgspec.Struct):
-    """The states of a loader's own random generators and samplers, by place, such as `loader.generator`."""
+    """The states of a loader's own random generators and samplers, by the path of the attribute.
+
+    An example of a path is `loader.generator`.
+    """
 
     generators: dict[str, GeneratorState]
     samplers: dict[str, Any]
@@ -61,7 +64,10 @@ class OpenedWith(msgspec.Struct):
 
 
 class ReaderState(msgspec.Struct):
-    """The state of a loader's reader, with the fields of `IndexReader`; other readers save other keys."""
+    """The state of the reader that reads a loader's batches, with the keys of `IndexReader`.
+
+    Other readers save other keys, which are not checked here.
+    """
 
     num_workers: Count = 0
     workers: dict[int, list[Tensor]] = {}
@@ -86,7 +92,7 @@ class Position(LoaderState, kw_only=True):
 
 
 class RunSettings(msgspec.Struct):
-    """The settings of the run that a resume needs to convert the position in the loader."""
+    """Those settings of the run that a resume needs to convert the position in the loader."""
 
     loader_length: Count | None = None
     world_size: int | None = None
@@ -194,22 +200,23 @@ def read_as(kind: type[T], value: object, what: str) -> T:
 
     Args:
         kind: the type that describes the layout.
-        what: the beginning of the error message.
+        value: the value.
+        what: the beginning of the error message, such as "x.pth cannot be resumed from".
     """
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         expected, _, place = str(error).partition(" - at ")
-        place = place.rpartition("`$")[2].strip("`.")
-        found = reprlib.repr(_at(value, place))
+        place = place.rpartition("`$")[2].strip("`.")  # msgspec ends its message by, say, "`$.meta.iter`"
+        wrong_value = reprlib.repr(_at(value, place))
         of = f"of {place} " if place else ""
-        raise CheckpointError(f"{what}, the value {of}is wrong: {expected}: {found}") from error
+        raise CheckpointError(f"{what}, the value {of}is wrong: {expected}: {wrong_value}") from error
     except AttributeError as error:  # msgspec treats a tensor as a mapping
         raise CheckpointError(f"{what}, it has a tensor where a mapping is expected") from error
 
 
 def _at(value: Any, place: str) -> Any:
-    """Return the value at a place such as `meta.position`, or its innermost ancestor that exists."""
+    """Return the value at a path such as `meta.position`, or the nearest container on that path."""
     for name, number in re.findall(r"(\w+)|\[(\d+)\]", place):
         key = name or int(number)
         try:
@@ -236,7 +243,7 @@ def check_alike(saved: Any, own: Any, what: str) -> None:
         for number, (each, other) in enumerate(zip(saved, own, strict=False)):
             check_alike(each, other, f"{what}[{number}]")
     elif own is None or saved is None or (type(own) is type(saved) and not isinstance(own, Tensor)):
-        return  # values of one type are of one kind, but tensors are so by their sizes
+        return  # the same type is the same kind, except for tensors, whose kind depends on their size
     elif (kind := _kind(own)) and kind != _kind(saved):
         raise CheckpointError(
             f"{what} is wrong: expected a {kind}, such as {reprlib.repr(own)}, got {reprlib.repr(saved)}"

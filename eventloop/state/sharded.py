@@ -1,7 +1,7 @@
-"""Refuse, fill or take apart tensors that are sharded over ranks, as FSDP2 and tensor parallelism make them.
+"""Handle tensors that are sharded over ranks: each rank holds a part of the whole tensor.
 
-Metrics and the states of hooks refuse such tensors: they would silently hold one rank's part of each. A load
-fills each rank's part from the whole tensor.
+FSDP2 and tensor parallelism make such tensors, as DTensors. Metrics and the states of hooks refuse them,
+because they would silently hold one rank's part. A load fills each rank's part from the whole tensor.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def part_of(full: torch.Tensor, like: DTensor) -> DTensor:
 
     Args:
         full: the whole tensor, of the shape of `like`.
-        like: a tensor with the mesh and the placements.
+        like: a DTensor, which says how the tensor is divided, and over which ranks: its mesh.
     """
     part = cast("DTensor", torch.empty_like(like.detach(), dtype=full.dtype, device="cpu"))
     mesh = like.device_mesh
@@ -65,26 +65,27 @@ def divided(
 ) -> torch.Tensor:
     """Return the part of a tensor that a rank holds.
 
-    PyTorch's own function for this, `compute_local_shape_and_global_offset`, gave other rows in versions
-    where uneven parts met a `_StridedShard`.
+    PyTorch has a function for this, `compute_local_shape_and_global_offset`. In some versions it returned
+    wrong rows for a `_StridedShard` with parts of unequal size.
 
     Args:
         full: the whole tensor.
-        placements, mesh_shape: how it is divided, and over how many ranks in each dimension of the mesh.
+        placements, mesh_shape: how the tensor is divided over each dimension of the mesh of ranks, and the
+            number of ranks in that dimension.
         place: the coordinate of the rank in the mesh.
     """
     for ranks, number, placement in zip(mesh_shape, place, placements, strict=True):
         if placement.is_replicate():
             continue
-        # a _StridedShard of FSDP2 is one part of each part that tensor parallelism makes
+        # with tensor parallelism, FSDP2 divides each of its parts (a _StridedShard), not the whole tensor
         dim, parts = placement.dim, getattr(placement, "split_factor", 1)
-        pieces = [_chunk(full, parts, each, dim) for each in range(parts)]
+        pieces = [_chunk(full, parts, part, dim) for part in range(parts)]
         full = torch.cat([_chunk(piece, ranks, number, dim) for piece in pieces], dim)
     return full
 
 
 def _chunk(tensor: torch.Tensor, chunks: int, number: int, dim: int) -> torch.Tensor:
-    """Return one of the chunks of `torch.chunk`, of which the last ones may be empty here."""
+    """Return chunk `number` of a tensor divided as by `torch.chunk`; the last chunks may be empty."""
     size = -(-tensor.size(dim) // chunks)
     start = min(number * size, tensor.size(dim))
     return tensor.narrow(dim, start, min(size, tensor.size(dim) - start))
@@ -94,7 +95,7 @@ def refuse_old_shards(what: str, model: torch.nn.Module, advice: str = FULLY_SHA
     """Raise TypeError if FSDP1 wraps a part of `model`, or one of its parameters is a ShardedTensor.
 
     Args:
-        what: the feature that would take one rank's part for the whole, which begins the message.
+        what: the feature that would use one rank's part as the whole model; it begins the message.
         advice: the end of the message.
     """
     fsdp1, sharded = _class(*_FSDP1), _class(*_SHARDED)
@@ -142,11 +143,11 @@ def fsdp_modules(model: torch.nn.Module) -> list[Any]:
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Free the weights that FSDP2 has gathered on each rank, so that each holds its own part of them alone.
+    """Free the weights that FSDP2 has gathered, so that each rank holds only its own part of them.
 
-    An evaluation leaves those of the outermost module gathered, and later forward passes would miss a change
-    of the parts. FSDP2's own `reshard` does nothing after a forward pass that raised an error; `state_dict`
-    always frees them.
+    After an evaluation the weights of the outermost module stay gathered, and later forward passes would use
+    them although the parts have changed. FSDP2's own `reshard` does nothing after a forward pass that raised
+    an error, but `state_dict` always frees the gathered weights.
     """
     if fsdp_modules(model):
         torch.nn.Module.state_dict(model, keep_vars=True)
@@ -154,7 +155,7 @@ def reshard(model: torch.nn.Module) -> None:
 
 def local_parts(tensors: Iterable[Any]) -> list[Any]:
     """Return this rank's part of each DTensor, in the same memory, and other values as they are."""
-    with torch.no_grad():  # in which `to_local` returns the part itself, in a tenth of the time
+    with torch.no_grad():  # here `to_local` returns the part itself, which takes a tenth of the time
         return [each.to_local() if is_dtensor(each) else each for each in tensors]
 
 

@@ -1,7 +1,8 @@
-"""Copy the tensors of a model that is sharded over ranks, for an average of it.
+"""Copy the tensors of a model that is sharded over ranks, to hold an average of its weights.
 
 `BaseAveragedModel` uses this module. FSDP2 refuses to copy a model, so the copy is a tree of modules without
-a forward pass. Its tensors have the names, the order and the parts of the model's.
+a forward pass. It has a tensor for each of the model's, with the same name, in the same order, and with the
+same part of it on each rank.
 """
 
 from __future__ import annotations
@@ -15,14 +16,10 @@ from eventloop.state.sharded import reshard
 
 
 class ShardedCopy(nn.Module):
-    """The parameters and buffers of one module of a sharded model, without its forward pass.
-
-    Raises:
-        RuntimeError: the copy is called.
-    """
+    """The parameters and buffers of one module of a sharded model, without its forward pass."""
 
     def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse the call."""
+        """Raise RuntimeError: the copy has values and no forward pass."""
         raise RuntimeError(
             "the average of a model that is sharded over ranks has values but no forward pass: evaluate it "
             "with trainer.val(), for which EMAHook swaps it into the model, or load its state_dict() into a "
@@ -31,15 +28,17 @@ class ShardedCopy(nn.Module):
 
 
 def copy_shards(model: nn.Module, copied: Callable[[Tensor, bool], Tensor]) -> nn.Module:
-    """Return a tree of `ShardedCopy` with the names and the order of the tensors of `model`.
+    """Return a tree of `ShardedCopy` with a copy of each tensor of `model`, by the same names.
 
     Args:
-        copied: called once for each tensor, with whether it is a parameter; returns it in other memory.
+        model: the model; modules and tensors that it has several times are shared in the copy, too.
+        copied: `(tensor, is_parameter) -> copy`, called once for each tensor.
 
     Raises:
-        TypeError: the model's own `named_parameters` or `state_dict` has names that its modules have not.
+        TypeError: the model's own `named_parameters` or `state_dict` has names that its modules do not give.
     """
     reshard(model)
+    # the copies of modules, buffers and parameters, by the id of the original
     made: dict[int, Any] = {id(module): ShardedCopy() for module in model.modules()}
     made |= {id(buffer): copied(buffer, False) for buffer in model.buffers()}
     made |= {id(p): nn.Parameter(copied(p, True), requires_grad=False) for p in model.parameters()}
@@ -55,25 +54,31 @@ def copy_shards(model: nn.Module, copied: Callable[[Tensor, bool], Tensor]) -> n
 
 
 def _copy_hooks(tree: nn.Module, module: nn.Module) -> None:
-    """Copy what changes the names in a state_dict, as `checkpoint_wrapper` of torch does."""
+    """Copy the hooks that change names in a `state_dict`, as those of torch's `checkpoint_wrapper` do."""
     tree._state_dict_hooks.update(module._state_dict_hooks)
     hooks: Any = module._load_state_dict_pre_hooks
     for each in hooks.values():
-        if not each.hook.__module__.startswith("torch.distributed.fsdp"):  # FSDP2's reshard the model itself
+        # the hooks of FSDP2 are left out: they change the model itself
+        if not each.hook.__module__.startswith("torch.distributed.fsdp"):
             tree._register_load_state_dict_pre_hook(each.hook, each.with_module)
 
 
 def _refuse_other_names(model: nn.Module, made: dict[int, Any]) -> None:
+    """Raise TypeError if the model gives one of its tensors a name that the copy does not have.
+
+    Args:
+        made: the copies of modules and tensors, by the id of the original.
+    """
     tree = made[id(model)]
     for method, theirs, ours in (
         ("named_parameters", model.named_parameters(), tree.named_parameters()),
         ("state_dict", model.state_dict(keep_vars=True).items(), tree.state_dict().items()),
     ):
-        known = dict(ours)
-        strange = [name for name, value in theirs if id(value) in made and name not in known]
-        if strange:
+        names = dict(ours)
+        unknown = [name for name, value in theirs if id(value) in made and name not in names]
+        if unknown:
             raise TypeError(
-                f"{strange[0]!r} is a name of {type(model).__name__}.{method}(): expected one of the names "
-                f"that its modules give, such as {next(iter(known), None)!r}, because the average of a model "
+                f"{unknown[0]!r} is a name of {type(model).__name__}.{method}(): expected one of the names "
+                f"that its modules give, such as {next(iter(names), None)!r}, because the average of a model "
                 "that is sharded over ranks has those; remove what changes the names"
             )

@@ -10,6 +10,7 @@ import torch
 from eventloop.state.containers import MAPPINGS, SEQUENCES
 
 _ATOMS = frozenset({str, int, float, bool, type(None)})
+"""The types of values that are neither tensors nor containers, and that most values have."""
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
@@ -20,8 +21,9 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def _find(values: Iterable[Any], found: list[torch.Tensor]) -> None:
+    """Append the tensors in some nested values to `found`."""
     for value in values:
-        if type(value) in _ATOMS:  # most values are atoms, and isinstance checks of each take long
+        if type(value) in _ATOMS:  # first, because `isinstance` of each value would take most of the time
             continue
         if isinstance(value, torch.Tensor):
             found.append(value)
@@ -46,10 +48,10 @@ def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the number of bytes of tensors, as a save copies and writes them.
+    """Return the number of bytes that a save of tensors copies and writes.
 
-    The bytes of a COO tensor, which has no `nbytes`, are those of its indices and values. The bytes of
-    another sparse tensor are PyTorch's: those of the dense tensor.
+    A sparse COO tensor, which has no `nbytes`, counts with the bytes of its indices and values. A sparse
+    tensor of another layout counts as if it were dense, because PyTorch's `nbytes` does so.
     """
     return sum(t.nbytes if t.layout is not torch.sparse_coo else _bytes_of_coo(t) for t in tensors)
 

@@ -1,8 +1,9 @@
-"""Undo what a block changes, completely, wherever Ctrl-C interrupts it.
+"""Undo the changes of a block completely, even if Ctrl-C interrupts it, at any line.
 
-Trial trainings, evaluations, predictions and passes for statistics use it. Restoring code can be interrupted
-at each of its lines, also before its first and in the exit of a context manager. So the steps are kept apart
-from the block, may be repeated, and are made by two contexts, of which one interrupt can stop only one.
+Trial trainings, evaluations, predictions and passes for statistics use this module. Ctrl-C can also interrupt
+the code that restores, before its first line and in the exit of a context manager. So the steps that restore
+are recorded in an object, can be repeated, and are made at the exits of two contexts: one interrupt prevents
+only one of them.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from typing import Any, Self
 import torch
 
 TRIES = 100
-"""How often a step is made again that interrupts, or a step that exits the program, have ended."""
+"""How often a step is tried again that was interrupted, or that calls `sys.exit`."""
 
 
 class Undo:
-    """Steps that restore what a block changes; all are made when the block ends, the last one first.
+    """A context that undoes changes: when its block ends it makes the recorded steps, the last first.
 
         undo = Undo()
-        with undo, undo:  # entered twice: an interrupt may keep one of the two from being left
+        with undo, undo:  # entered twice: an interrupt may skip the exit of one of the two
             undo.attributes(trainer, "batch", "outputs")
             ...
 
-    A step is recorded before its change is made, and must be harmless to repeat. A step that is interrupted
-    is made again, and the interrupt is raised after the last step. An error of a step does not keep the other
-    steps from being made. A `try` directly in the block belongs into a
-    function: in Python 3.11 an interrupt at its first line would leave both contexts without an exit.
+    A step is recorded before the change that it undoes, and must be harmless to repeat. An interrupted step
+    is made again, and the interrupt is raised after the last step. After an error of a step the other steps
+    are made all the same, and the first error is raised. A `try` statement in the block must be put into a
+    function: in Python 3.11 an interrupt at its first line would skip the exits of both contexts.
 
     Args:
-        grad_mode: whether the grad mode is restored, too, as the last step; a generator must not, because the
-            code around it may have set another one.
+        grad_mode: whether a last step restores the grad mode. False in a generator, because the code that
+            iterates over it may have set another mode meanwhile.
     """
 
     def __init__(self, *, grad_mode: bool = True) -> None:
@@ -41,7 +42,7 @@ class Undo:
             self.step(torch.set_grad_enabled, torch.is_grad_enabled())
 
     def step(self, action: Callable[..., object], *arguments: Any) -> None:
-        """Record a step."""
+        """Record a step: the call of `action` with these arguments."""
         self._steps.append(partial(action, *arguments))
 
     def attributes(self, owner: Any, *names: str) -> None:

@@ -48,15 +48,15 @@ class Commands:
         self._mailbox: Mailbox | None = None
         self._saving: list[tuple[str, Answer]] = []
         """The checkpoints that are not durable yet, by path, with the answers that wait for them."""
-        self._stop_reason: str | None = None  # of the commands that are being applied
+        self._stop_reason: str | None = None  # of a command that is applied now and stops the run
         self.paused = False
         """True while the training thread waits for the command `go`."""
         self.steppers: list[SchedulerStepper] = []
         """Objects that step schedulers of another engine; each removes the factors of commands meanwhile."""
         self.ends_pause: Callable[[], bool] = lambda: False
         """A function that returns True if another engine, with signal handlers of its own, ends a pause."""
-        self._waits = self._trains = False
-        self._first_iter = 0
+        self._waits = self._trains = False  # whether a pause is under way, and whether a training is
+        self._first_iter = 0  # the number of completed iterations at which this training began
         self.going_back: GoingBack | None = None
         """The requested rollback, from the command on until the checkpoint is loaded."""
         self._loads = 0  # the value of `trainer.state.loads` when hooks' attributes were last set again
@@ -66,7 +66,7 @@ class Commands:
 
     @property
     def recorded(self) -> list[Applied]:
-        """The commands that were applied, followed by those of a repetition that are still to be applied."""
+        """The applied commands, followed by the commands of an earlier run that are still to be applied."""
         return [*self._trainer.applied_commands, *self._repetition.left]
 
     def request(self, name: str, *words: str, source: str = PROGRAM, **arguments: Any) -> None:
@@ -273,7 +273,7 @@ class Commands:
             self._record(command, result)
 
     def _refuse(self, command: Command, reason: str) -> None:
-        """Emit `command_refused`, log it if nobody else learns it, and answer the command."""
+        """Emit `command_refused`, answer the command, and log the refusal if no sender gets the answer."""
         trainer = self._trainer
         fields = {"command": command.command, "arguments": command.shown, "source": command.source}
         trainer.announce(CommandRefused, **fields, reason=reason)
@@ -290,7 +290,7 @@ class Commands:
             logger.warning("%s", text)
 
     def _record(self, command: Command, result: Any) -> None:
-        """Emit `command_applied`, add the command to the record, and answer it or let its answer wait.
+        """Emit `command_applied`, add the command to the record, and answer it, perhaps later.
 
         Args:
             result: the return value of the command's function.
@@ -358,7 +358,7 @@ def _answer(
 
 
 def _common_reason(reasons: Mapping[int, str], world_size: int) -> str:
-    """Return why ranks have refused a command: the common reason, or the first of the reasons by rank."""
+    """Return the reason of a refusal, given the reasons of the ranks that have refused, by rank."""
     rank, reason = next(iter(reasons.items()))
     if len(reasons) < world_size:
         return f"rank {rank}: {reason}; other ranks have applied it, and now differ"

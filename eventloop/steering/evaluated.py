@@ -42,9 +42,10 @@ def evaluated(
 
 
 def refuse_future(trainer: SteeredTrainer, iteration: Any) -> None:
-    """Refuse the metrics of a checkpoint of an iteration that this run has not reached.
+    """Refuse metrics that an evaluator reports for an iteration that this run has not reached.
 
-    They belong to another run, or to iterations that this run has abandoned by a rollback.
+    The evaluator has read a checkpoint of another run, or of iterations that this run has abandoned by a
+    rollback.
 
     Raises:
         CommandError: `iteration` is beyond the run's iteration, or is no int.
@@ -57,7 +58,7 @@ def refuse_future(trainer: SteeredTrainer, iteration: Any) -> None:
 
 
 def _path_of(trainer: SteeredTrainer, name: str) -> Path:
-    """Return the path of a checkpoint by its name: that of a hook's checkpoint, else one in the work_dir."""
+    """Return the path of the checkpoint with a name, among those of the hooks or in the `work_dir`."""
     for hook in trainer.hooks:
         for path in hook.known() if isinstance(hook, CheckpointSaver) else ():
             if path.name == name:

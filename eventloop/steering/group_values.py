@@ -120,7 +120,7 @@ class GroupChange:
         return result
 
     def _new_value(self) -> tuple[float, float | None]:
-        """Return the new value, and the new factor of its schedule; None in place of it without a schedule.
+        """Return the new value, and the new factor of its schedule, or None if it has no schedule.
 
         Raises:
             CommandError: the value is out of bounds, or the schedule gives 0 now.

@@ -17,7 +17,7 @@ AT_ONCE = ("help", "stacks")
 
 
 class KnownCommands:
-    """The commands that one run knows: those of every run, and those that its program or a bridge adds.
+    """The commands that one run knows: the commands of every run, and others that its program adds.
 
     The modules of the commands of every run are imported when a command is looked up.
     """

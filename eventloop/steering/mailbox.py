@@ -26,7 +26,7 @@ CLEANING = 600
 
 
 class Mailbox:
-    """Reads the inbox of one run, and writes its record of commands and its answers; used on rank 0.
+    """Read the inbox of one run, and write its record of commands and its answers; used on rank 0.
 
     `poll` is called on a background thread, all other methods on the training thread. They raise no error of
     the file system: it is logged once, and a later poll writes again.
@@ -48,9 +48,10 @@ class Mailbox:
         keeps: bool,
     ) -> None:
         self._inbox, self._path, self._receive = Inbox(directory), directory / NAME, receive
+        # the arguments of `post`, until the next poll writes them
         self._posted: deque[tuple[Answer | None, list[Applied] | None]] = deque()
         self._in_inbox: set[str] = set()  # the ids of received commands that are not answered
-        self._claimed: set[str] = set()  # the ids of claimed commands; a rollback may delay their answers
+        self._claimed: set[str] = set()  # the ids of those that are being applied, or wait for their answer
         self._unwritten_answers: deque[Answer] = deque(maxlen=1000)  # a full disk has refused them
         self._unwritten_record, self._must_rename = [*record], not keeps
         self._polling, self._polls, self._logged = threading.Lock(), 0, set[str]()
@@ -62,7 +63,7 @@ class Mailbox:
     def claim(self, command: Command) -> bool:
         """Claim a command just before it is applied; return False if its sender has withdrawn it."""
         if command.id not in self._in_inbox or command.id in self._claimed:
-            return True
+            return True  # it has no file in the inbox, or is claimed already
         claimed = self._inbox.claim(command.id)
         if claimed:
             self._claimed.add(command.id)

@@ -1,4 +1,4 @@
-"""Define the methods of `Trainer` for stops, commands, checkpoints and rollbacks by the program itself."""
+"""Define the methods of `Trainer` with which a program stops it, adds commands, saves and goes back."""
 
 from __future__ import annotations
 

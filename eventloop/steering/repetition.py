@@ -111,7 +111,10 @@ class Repetition:
         )
 
     def _boundary(self, iteration: int, epoch: int) -> tuple[int, int]:
-        """Return a tuple by which boundaries are ordered; a run measured in iterations ignores epochs."""
+        """Return the end of an iteration or epoch as a tuple that can be compared with others.
+
+        In a run measured in iterations the epoch does not count.
+        """
         return iteration, epoch if self._trainer.by_epoch else 0
 
     def _after_train_iter(self, trainer: SteeredTrainer, event: AfterTrainIter) -> None:
@@ -123,9 +126,9 @@ class Repetition:
     def _plan(self) -> _Plan:
         """Decide which commands are applied again, and whether the record in the directory is this run's.
 
-        A resumed run continues the run whose record is in the directory if the record begins with the
-        commands that the checkpoint has. Then the remaining commands of the record are applied again.
-        Otherwise these are the commands of `Trainer(commands=...)`.
+        A resumed run continues the run of that record if the record begins with the commands in the
+        checkpoint. Then the other commands of the record are applied again. In any other run the commands of
+        `Trainer(commands=...)` are applied again, without those that the checkpoint has.
         """
         trainer = self._trainer
         is_resumed = bool(trainer.iter) and trainer.state.went_back_to is None and not trainer.host
@@ -149,7 +152,7 @@ class Repetition:
         Without a record return [].
 
         Raises:
-            ValueError: the record cannot be read, and is `needed`, because this run continues that run.
+            ValueError: the record cannot be read, and `needed` says that this run continues its run.
         """
         path = self._trainer.work_dir / NAME
         try:
@@ -165,7 +168,7 @@ class Repetition:
         return []
 
     def _refuse_earlier(self, commands: Sequence[Applied]) -> None:
-        """Refuse commands of which the first was applied before the iteration at which this run begins."""
+        """Refuse commands to apply again if the first of them belongs before the begin of this run."""
         trainer, first = self._trainer, commands[0] if commands else None
         if first is None:
             return

@@ -59,7 +59,11 @@ def rollback(
 
 
 def _read(trainer: SteeredTrainer, checkpoint: str, before: int) -> WasRead:
-    """Read and check a checkpoint, by default the newest one of an iteration before `before`.
+    """Read and check the checkpoint to go back to; a collective.
+
+    Args:
+        checkpoint: its path or name; "" for the newest checkpoint of an earlier iteration than `before`.
+        before: a number of iterations; 0, or a number above the current iteration, means that iteration.
 
     Raises:
         CommandError: there is no such checkpoint, or a run cannot be resumed from it.
@@ -78,7 +82,9 @@ def _read(trainer: SteeredTrainer, checkpoint: str, before: int) -> WasRead:
 
 
 def _batches_since(trainer: SteeredTrainer, read: WasRead, until: int) -> int:
-    """Return the number of batches read since a checkpoint, less the batches that its resume skips.
+    """Return the number of batches read since a checkpoint, for `skip="seen"`.
+
+    Batches that the run skips anyway after a load of the checkpoint are not counted.
 
     Args:
         until: batches of later iterations than this one are not counted; 0 for the current iteration.
@@ -94,7 +100,10 @@ def _batches_since(trainer: SteeredTrainer, read: WasRead, until: int) -> int:
 
 
 def _name(trainer: SteeredTrainer, path: Path) -> str:
-    """Return the name of a checkpoint in a directory of the run, or the path of another one."""
+    """Return a text by which a repetition of the run finds a checkpoint.
+
+    It is the name of a checkpoint in one of the run's directories, and the absolute path of any other.
+    """
     directories = [directory.resolve() for directory in trainer.state.directories]
     return path.name if path.resolve().parent in directories else str(path.absolute())
 
@@ -105,7 +114,7 @@ def go_back(trainer: SteeredTrainer, rollback: GoingBack) -> None:
     Raises:
         Exception: a hook or handler raised it while the checkpoint was loaded. Nothing is loaded then.
     """
-    # before the load, because hooks that receive the values must count them to the abandoned iterations
+    # before the load, so that hooks receive these values as those of the abandoned iterations
     trainer.metrics.read_pending()
     applied_commands = trainer.applied_commands
     restoring.load(trainer.state, rollback.read, by_name=True)
@@ -124,10 +133,14 @@ def go_back(trainer: SteeredTrainer, rollback: GoingBack) -> None:
 
 
 def _save_state_after(trainer: SteeredTrainer, path: Path) -> None:
-    """Save a checkpoint after a rollback to `path`, wait until it is durable, and record the rollback.
+    """Save a checkpoint after a rollback, wait until it is durable, and record the rollback.
 
     If the process is killed before that, a resume begins at the newest checkpoint from before the rollback.
-    If it is killed later, a resume begins here, skips the same batches, and has the applied commands.
+    If it is killed later, a resume begins at the new checkpoint, skips the same batches as this run, and has
+    the applied commands.
+
+    Args:
+        path: the checkpoint to which the run went back.
     """
     if not (hooks := savers(trainer.hooks)):
         return

@@ -60,7 +60,7 @@ def set_values(trainer: SteeredTrainer, arguments: Mapping[str, Any]) -> dict[st
 
 
 def _results(changes: Sequence[_Change]) -> dict[str, Any]:
-    """Return the results of the changes by their labels."""
+    """Return the results of changes by label, each a dict such as {"old": 0.1, "new": 0.05}."""
     results: dict[str, Any] = {}
     for change in changes:
         result = change.result()
@@ -71,7 +71,11 @@ def _results(changes: Sequence[_Change]) -> dict[str, Any]:
 
 
 def _find(trainer: SteeredTrainer, name: str, given: Any) -> Sequence[GroupChange | HookChange]:
-    """Return the changes that a name means; raise CommandError if it means nothing in this run."""
+    """Return the changes for one argument of the command, such as "gen.lr" or "lr*".
+
+    Raises:
+        CommandError: nothing in this run has that name, or the value is refused.
+    """
     plain = name.strip()
     multiplies = plain.endswith("*")
     plain = plain.removesuffix("*").strip()

@@ -107,9 +107,10 @@ def cut_torn_line(descriptor: int, is_torn: Callable[[bytes], bool]) -> bytes:
 
 
 def _unended_line(descriptor: int) -> tuple[int, bytes]:
-    """Return the offset of the last line and its bytes if it has no line feed, else the file's end and b"".
+    """Return the offset and the bytes of a last line without a line feed.
 
-    Of a file that is not a regular file, such as a pipe, return 0 and b"".
+    If there is no such line, return the file's end and b"". Of a file that is not a regular file, such as a
+    pipe, return 0 and b"".
     """
     status = os.fstat(descriptor)
     begin = status.st_size if stat.S_ISREG(status.st_mode) else 0

@@ -11,7 +11,7 @@ from eventloop.util.suggest import near, suggest
 
 
 def check_bools(**options: object) -> None:
-    """Refuse options that are neither True nor False, such as the text "no", which counts as true in Python.
+    """Refuse options that are neither True nor False, such as the text "no", which Python takes as true.
 
     Raises:
         TypeError: an option has another value; the message names both.
@@ -36,7 +36,7 @@ def check_choice(name: str, value: object, words: Collection[object]) -> None:
 
 
 def check_keys(what: str, given: Iterable[object], known: Iterable[str]) -> None:
-    """Raise ValueError for the first given key that is not known; the message suggests the nearest known key.
+    """Raise ValueError for the first given key that is not known; the message suggests the nearest one.
 
     Args:
         what: the name of the object that takes the keys, which begins the message.
@@ -56,7 +56,7 @@ def check_metric(name: str, value: object) -> None:
 
 
 def strings(name: str, value: object, *, repeated: bool = False) -> list[str]:
-    """Return the value of an option, which may be a string, a list of strings or None, as a list of strings.
+    """Return an option, which may be a string, a list of strings or None, as a list of strings.
 
     Args:
         name: the name of the option, for messages.

@@ -34,9 +34,9 @@ def handler_name(fn: Callable[..., object]) -> str:
 
 
 def awaited_by(fn: Callable[..., object]) -> str:
-    """Return ", waiting for X" if the object of the method `fn` has an attribute `waits_for` with a text X.
+    """Return the end of a message about a call that takes long: ", waiting for X", or "".
 
-    Without such an attribute return "".
+    X is the attribute `waits_for`, a text, of the object that the method `fn` belongs to.
     """
     try:
         text = getattr(getattr(fn, "__self__", None), "waits_for", "")
@@ -107,7 +107,7 @@ def check_call(what: str, fn: object, *parameters: str) -> None:
 
 
 def needs_argument(method: Callable[..., object]) -> bool:
-    """Return whether a method of a class fails without the argument after `self`, even if that has a default.
+    """Return whether a method fails without the argument after `self`, even if that has a default.
 
     The method's source is searched for an assertion that the argument is given, for an error that is raised
     if it is missing, and for a call of the argument without a test. For a method of PyTorch, or if there is

@@ -15,7 +15,14 @@ from eventloop.watching.view import CurveView
 
 
 class Curve:
-    """Collect one scalar over the steps of a run, as at most `most` points of equally many records each."""
+    """Collect the values of one scalar over a run, as a bounded number of points.
+
+    Each point has the mean, least and greatest value of equally many neighbouring records; the last point may
+    have fewer.
+
+    Args:
+        most: the largest number of points.
+    """
 
     def __init__(self, most: int) -> None:
         self._most, self._width = most, 1  # the largest number of points, and of records in a point
@@ -30,7 +37,15 @@ class Curve:
         self._last_step = 0
 
     def add(self, step: int, value: float) -> None:
-        """Add a record; if its step is below the last one, first remove the points from its step on."""
+        """Add a record of the scalar.
+
+        If the step is below the last one, a run was resumed, and logs the records from this step on again. So
+        the points from this step on are removed first.
+
+        Args:
+            step: the number of completed iterations.
+            value: the value of the scalar, which need not be finite.
+        """
         if self._steps and step < self._steps[-1]:
             self.cut(step - 1)
         self._last, self._last_step = value, step
@@ -45,13 +60,23 @@ class Curve:
             self._high[-1] = max(self._high[-1], value)
 
     def cut(self, last: int) -> None:
-        """Remove all points with records after the step `last`, because a resumed run logs them again."""
-        count = len(self._steps)
-        while count and self._steps[count - 1] > last:
-            count -= 1
-        for numbers in (self._steps, self._records, self._finite, self._sums, self._low, self._high):
-            del numbers[count:]
-        if not count:
+        """Remove all points that have a record after the step `last`.
+
+        A run that is resumed after that step logs the later records again.
+        """
+        kept = len(self._steps)  # the number of points that stay
+        while kept and self._steps[kept - 1] > last:
+            kept -= 1
+        for values_of_points in (
+            self._steps,
+            self._records,
+            self._finite,
+            self._sums,
+            self._low,
+            self._high,
+        ):
+            del values_of_points[kept:]
+        if not kept:
             self._width = 1
 
     @property
@@ -60,8 +85,8 @@ class Curve:
         return not self._steps
 
     def view(self, name: str, mode: str) -> CurveView:
-        """Return the present points with the last value and the number of records, under the given name."""
-        single = self._width == 1
+        """Return the present points as a `CurveView` with the given name and mode."""
+        single = self._width == 1  # each point is one record, so the mean is also the least and greatest
         means = [
             min(max(total / finite, low), high) if finite else math.nan
             for total, finite, low, high in zip(self._sums, self._finite, self._low, self._high, strict=True)
@@ -80,6 +105,7 @@ class Curve:
         )
 
     def _begin_point(self) -> None:
+        """Add an empty point for the next record; at the limit, merge points first."""
         if len(self._steps) >= self._most:
             self._merge()
             if self._records[-1] < self._width:

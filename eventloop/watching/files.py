@@ -30,8 +30,8 @@ class CostsFound(NamedTuple):
         costs: the record of rank 0; None without such a record.
         time: the Unix time at which the record was written, by the clock of its disk.
         rank_times: the times of an iteration on each rank; [] for one rank.
-        slow_rank: the rank that the others wait for.
-        advice: sentences on the parts that take the time.
+        slow_rank: the rank that the other ranks wait for; None if there is no such rank.
+        advice: sentences on the parts of an iteration that take the most time.
     """
 
     costs: RunCosts | None = None
@@ -131,7 +131,7 @@ class CheckpointsFound(NamedTuple):
 
 
 class CheckpointList:
-    """List the checkpoints in the directories of a run, again when the entries of a directory have changed.
+    """List the checkpoints of a run, again whenever the entries of its directories have changed.
 
     Args:
         run: the run's directory.
@@ -174,7 +174,12 @@ def _entries(directory: Path) -> frozenset[tuple[str, int]]:
 
 
 def _list(path: str, directory: Path, found: CheckpointsFound) -> None:
-    """Add the checkpoints of a directory to `found`; `path` is the directory's name in views."""
+    """Add the checkpoints of a directory to `found`.
+
+    Args:
+        path: the path of the directory as a `CheckpointView` shows it.
+        directory: the same path from this process's working directory.
+    """
     try:
         inventory = Stock(directory).inventory()
     except OSError:

@@ -1,7 +1,8 @@
-"""Decide whether a run is alive, hangs, has ended or was killed, from its owner, its heartbeat and its logs.
+"""Decide whether a run is alive, hangs, has ended or was killed.
 
-`RunReader` calls `judge` at each read. The clocks of two machines are never compared: the age of a heartbeat
-at the first read is measured by the clock of the directory's file system, later ages by the reader's clock.
+The owner of its directory, its heartbeat and its logs show that. `RunReader` calls `judge` at each read. The
+clocks of two machines are never compared: the age of a heartbeat at the first read is measured by the clock
+of the directory's file system, later ages by the reader's clock.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SILENT_SECONDS = 15.0
 LONG = 20
 """A training with long iterations is "hung" after this many times the mean time of an iteration."""
 FIRST = 10
-"""The first two iterations, which compile the model or start loaders, may take this many `HUNG_SECONDS`."""
+"""The first two iterations, which may compile the model and start loaders, get this many `HUNG_SECONDS`."""
 _VIEW_STATES: dict[State, ViewState] = {
     "claiming": "starting",
     "evaluating": "validating",

@@ -58,7 +58,7 @@ NOTED = (
 MISSING = "No scalar"
 """The first words of a note on a chosen scalar that does not exist."""
 LINES = 20
-"""The largest number of notices, and of notices on problems."""
+"""How many of the last notices are kept, and how many of the last notices on problems."""
 TEXT = 500
 """The largest number of characters of a notice."""
 
@@ -135,7 +135,10 @@ class Logged:
         return [*self._health]
 
     def notes(self) -> list[str]:
-        """Return sentences on curves that are missing: without a log, without a record, or over the limit."""
+        """Return sentences on curves that are missing, with the reason.
+
+        There is no log, a chosen scalar has no record, or there are more scalars than curves are allowed.
+        """
         if self._sources == (False, False):
             reason = (
                 f"no {ROWS} and no {EVENTS} here. JSONLWriter writes the first, EventLogWriter the second."

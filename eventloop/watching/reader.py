@@ -199,7 +199,7 @@ def _eta(status: RunStatus | None, verdict: Verdict) -> float | None:
 
 
 def _refuse_other(run: Path) -> None:
-    """Refuse a path that is not a run's directory, with an error that names its files and the paths to try.
+    """Refuse a path that is not a run's directory; the error names the files there and paths to try.
 
     Raises:
         ValueError: the path is not a directory, or there is no file of a run in it.
@@ -228,7 +228,7 @@ def _refuse_other(run: Path) -> None:
 
 
 def _is_run(run: Path, names: Sequence[str], *, has_runs: bool) -> bool:
-    """Return whether a directory is that of a run.
+    """Return whether a directory belongs to a run.
 
     If directories of runs are in it, a single checkpoint file or the record of a dead owner does not suffice.
 

@@ -25,7 +25,7 @@ _decoder = msgspec.json.Decoder(Row)
 
 
 class _Followed:
-    """Know how far a growing file was read; from its begin again if it is replaced or gets shorter."""
+    """Hold the position up to which a growing file was read; 0 again if the file is replaced or cut."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class RowLog:
 
     Args:
         path: the file, which need not exist yet.
-        restart: called when the file was replaced, before its rows are read.
+        restart: called before the rows of a file are read that has replaced the former one.
         receive: called with each row.
     """
 
@@ -80,7 +80,7 @@ class EventLog:
         only: the names of the events to be read.
         whole: whether to read all of the file, or only the last `TAIL` bytes of an existing one.
         receive: called with each event's record.
-        restart: called when the file was replaced, before its events are read.
+        restart: called before the events of a file are read that has replaced the former one.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class EventLog:
         self._file.position = reader.position
 
     def _near_end(self) -> int:
-        """Return the offset of a frame near the end of the log, at most `TAIL` bytes from it.
+        """Return the offset of a frame, which holds an event, at most `TAIL` bytes before the end of the log.
 
-        It may be the offset of bytes within an event that look like a frame. That does no harm where only the
-        last events are shown.
+        Bytes within an event may look like a frame, and then their offset may be returned. This does no harm
+        if only the last events are shown.
         """
         size = self._file.path.stat().st_size
         if size <= TAIL:
@@ -128,6 +128,7 @@ class EventLog:
 
 
 def _decoded(lines: list[bytes]) -> list[Row]:
+    """Return the rows in lines, without those lines that cannot be decoded."""
     try:
         return _decoder.decode_lines(b"".join(lines))
     except UNREADABLE:

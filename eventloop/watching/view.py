@@ -120,7 +120,7 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     directory: str
-    """The directory that contains it: "." for the run's directory, relative to that one if it is inside."""
+    """The directory of the checkpoint: "." for the run's directory, relative to that if it is inside."""
     iter: int | None
     """Completed training iterations; None for a single file."""
     epoch: int | None
@@ -133,7 +133,7 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     best: list[str]
     """The names of the metrics for which it is now the best checkpoint."""
     metrics: dict[str, float | str]
-    """The metrics of the last validation before it; values that are not finite are strings, such as "nan"."""
+    """The metrics of the last validation before the save; NaN and infinities are strings, such as "nan"."""
     whole: bool
     """Whether its files have the sizes that its manifest records; their contents were not read."""
     abandoned: bool

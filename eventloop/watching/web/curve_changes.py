@@ -73,10 +73,12 @@ def whole(curves: Sequence[CurveView]) -> CurveChanges:
 
 
 def _extent(curve: CurveView) -> tuple[int, int, int, str]:
-    return curve.count, curve.last_step, len(curve.steps), repr(curve.last)  # NaN is not equal to itself
+    """Return numbers of a curve that nearly every new record changes, for a fast comparison."""
+    return curve.count, curve.last_step, len(curve.steps), repr(curve.last)  # as text: NaN != NaN
 
 
 def _same(before: CurveView, now: CurveView) -> bool:
+    """Return whether two curves have the same points."""
     return _extent(before) == _extent(now) and before.steps == now.steps and before.mean == now.mean
 
 
@@ -84,7 +86,7 @@ def _first_changed(before: CurveView, now: CurveView) -> int:
     """Return the index of the first point that differs."""
     if bool(before.low) != bool(now.low):  # `low` is empty until points are merged for the first time
         return 0
-    # the fast case: only the last common point, to which records may have been added, and later ones differ
+    # nearly always only the last point that both have differs, because records were added to it
     last = max(0, min(len(before.steps), len(now.steps)) - 1)
     if before.steps[:last] == now.steps[:last] and before.mean[:last] == now.mean[:last]:
         return last

@@ -19,7 +19,7 @@ from eventloop.watching.web.watched import Parts, Reading, WatchedRun
 
 
 class Feed:
-    """Make the messages to the pages. `begin` reads the runs once; then they are read while a page is open.
+    """Make the messages to the pages, from reads of the runs while a page is open.
 
     Args:
         runs: the runs, in the order in which they are shown.
@@ -114,12 +114,19 @@ class Feed:
             self._publish([{} for _ in self._runs], self._shown_commands())
 
     def _publish(self, changed: Sequence[Parts], commands: list[Any] | None) -> None:
+        """Make a message, and wake the pages that wait for one.
+
+        Args:
+            changed: the changed sections of each run.
+            commands: the commands to show; None if they have not changed.
+        """
         self._change = _message(changed, commands)
         self._whole = b""
         self._number += 1
         self._wake()
 
     def _all(self) -> bytes:
+        """Return a message with all sections, which is made once for all pages that need it."""
         if not self._whole:
             self._whole = _message(
                 [run.whole() for run in self._runs], self._shown_commands(), interval=self._interval

@@ -1,4 +1,4 @@
-"""Make the sections of the live page from a `RunView`: its head, its notices, and the phases of an iteration.
+"""Make the sections of the live page from a `RunView`: head, notices, and phases of an iteration.
 
 All numbers become text here, in the formats of the terminal and of the report. The page never inserts a text
 as HTML, so a name that looks like HTML is shown as it is.

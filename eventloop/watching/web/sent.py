@@ -21,7 +21,7 @@ SECONDS = 120.0
 AT_ONCE = 8
 """The largest number of commands that wait for their answers at a time."""
 SHOWN = 20
-"""How many commands, the last ones, pages show."""
+"""How many of the last commands the pages show."""
 
 Outcome = Literal["waiting", "applied", "refused", "no answer"]
 

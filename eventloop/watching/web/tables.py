@@ -16,7 +16,7 @@ from eventloop.util.formatting import ABSENT, duration, memory_size, on_a_line, 
 from eventloop.watching.view import CheckpointView, HandlerView, QueueView, RunView
 
 CHECKPOINTS = 30
-"""The newest checkpoints up to this number have rows, and so do all that are best for a metric."""
+"""How many of the newest checkpoints have rows; those that are the best for a metric always have one."""
 RANKS = 32
 """The largest number of rows of ranks."""
 SCORES = 4
@@ -54,6 +54,11 @@ def tables(view: RunView) -> dict[str, PageTable]:
 
 
 def _cells(items: Sequence[Any], columns: Columns) -> dict[str, Any]:
+    """Return the fields `header` and `rows` of a table with a row for each item.
+
+    Args:
+        columns: the title of each column, and the function that returns an item's text in it.
+    """
     return {
         "header": [name for name, _ in columns],
         "rows": [[on_a_line(text(item)) for _, text in columns] for item in items],
