@@ -28,7 +28,7 @@ logger = logging.getLogger("eventloop")
 
 
 class Publisher:
-    """Writes published files, `<name>-<hash>.pth` or `.safetensors`, next to the checkpoint.
+    """Write parts of a checkpoint next to it, as files named `<name>-<hash>.pth` or `.safetensors`.
 
     The hash is the first eight digits of the file's SHA-256, as in torch.hub's names, so that
     `load_state_dict_from_url(check_hash=True)` checks it. A key that the checkpoint lacks is logged and left
@@ -75,8 +75,8 @@ class Publisher:
     def publish_all(self, paths: Iterable[Path], model: torch.nn.Module) -> None:
         """Publish each checkpoint, and log the path of each published file."""
         for path in paths:
-            if (made := self.publish(path, model)) is not None:
-                logger.info("published %s", made)
+            if (published := self.publish(path, model)) is not None:
+                logger.info("published %s", published)
 
     def publish(self, path: Path, model: torch.nn.Module) -> Path | None:
         """Publish a checkpoint, and return the path of the published file.
@@ -112,7 +112,7 @@ class Publisher:
 
 
 def origin_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a file of a checkpoint's weights says of their origin, as texts."""
+    """Return the metadata of a file of weights: the checkpoint's iteration and epoch, and our version."""
     meta = checkpoint.get("meta", {})
     return {**{key: str(meta.get(key, "")) for key in ("iter", "epoch")}, "eventloop": __version__}
 
@@ -120,7 +120,12 @@ def origin_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:
 def write_beside(path: Path, suffix: str, write: Callable[[Sink], object]) -> Path:
     """Write a file durably in the folder of a checkpoint, under a name with its hash; return its path.
 
-    An error leaves no file.
+    After an error no file is left.
+
+    Args:
+        path: the checkpoint, whose name the file's name begins with.
+        suffix: the suffix of the file, without the dot.
+        write: writes the contents to the sink that it is given.
 
     Raises:
         OSError: the file cannot be written.
