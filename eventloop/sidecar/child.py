@@ -1,7 +1,7 @@
 """Start an evaluator as a child process of a training, and start it again if it is killed.
 
-`AsyncValidationHook` uses it on rank 0. A background thread polls it each second, and the training thread ends
-it, perhaps at the moment at which it starts: a lock makes sure that no process is left behind then.
+`AsyncValidationHook` uses it on rank 0. A background thread calls `poll` each second, and the training thread
+calls `end`, perhaps while `poll` starts the process. A lock makes sure that no process is left behind then.
 """
 
 from __future__ import annotations

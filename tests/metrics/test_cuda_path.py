@@ -360,7 +360,10 @@ def test_a_copy_that_is_begun_again_has_all_tensors(
             raise errors.pop()
         return stream(where)
 
-    set_cuda(monkeypatch, Stream=failing_once)
+    def no_runtime() -> None:
+        raise RuntimeError("no memory can be registered")
+
+    set_cuda(monkeypatch, Stream=failing_once, cudart=no_runtime)
     saver, weight = Saver(), on_cuda(2.0)
     state = {"state_dict": {"now": on_cuda(1.0), "later": weight}}
     written = saver.save(state, Job(tmp_path / "0"), later=lambda: {weight.data_ptr()})

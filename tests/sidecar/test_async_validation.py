@@ -186,7 +186,7 @@ def test_an_evaluator_that_is_started_by_several_threads(tmp_path: Path) -> None
         (run := tmp_path / str(number)).mkdir()
         evaluator = EvaluatorProcess(run, BUILD, None, 1)
         with ThreadPoolExecutor(4) as threads:
-            list(threads.map(lambda _: evaluator.poll(), range(4)))
+            list(threads.map(EvaluatorProcess.poll, [evaluator] * 4))
             assert len(child_processes() - before) == 1
             list(threads.map(lambda call: call(), [evaluator.poll, evaluator.end, evaluator.poll]))
 

@@ -37,7 +37,7 @@ class SaverThread:
             self._todo.put(work)
 
     def end(self, timeout: float | None = None) -> None:
-        """Let the thread end after its work; wait at most `timeout` seconds, or until then if it is None."""
+        """Let the thread end after its work; wait at most `timeout` seconds; None sets no limit."""
         if self._thread is not None:
             self._todo.put(None)
             self._thread.join(timeout)
