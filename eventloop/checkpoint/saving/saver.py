@@ -259,7 +259,7 @@ class Saver:
         """Copy the tensors that `_copy` left out, encode the state, and queue it for writing."""
         try:
             task.encode()
-        except Exception as error:
+        except BaseException as error:  # of any class: if this thread died, all later saves would wait for it
             with self._lock:
                 if not task.begun:  # otherwise it was dropped, and its promise is done
                     task.begun = True
