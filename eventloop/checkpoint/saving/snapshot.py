@@ -157,8 +157,8 @@ class Snapshot:
 
         `memmove` uses the calling thread only: the threads of PyTorch's own copy are busy with the training.
         """
-        irregular = []  # tensors that `memmove` cannot copy
         try:
+            irregular = []  # tensors that `memmove` cannot copy
             for source, view in self._late:
                 if source.is_contiguous() and not source.is_conj() and not source.is_neg():
                     ctypes.memmove(view.data_ptr(), source.data_ptr(), source.nbytes)  # releases the GIL
