@@ -97,9 +97,9 @@ class Found(NamedTuple):
         """
 
         def merit(path: Path) -> tuple[bool, float]:
-            value = float(self.manifests[path].metrics[metric])
+            score = float(self.manifests[path].metrics[metric])
             is_greater = self.manifests[path].best[metric] == "greater"
-            return path not in self.foreign, value if is_greater else -value
+            return path not in self.foreign, score if is_greater else -score
 
         saved = [path for path in self.newest_first() if metric in self.manifests[path].best]
         return sorted(saved, key=merit, reverse=True)
@@ -178,7 +178,11 @@ def _scan_directory(directory: Path, damaged: list[str]) -> Seen:
 
 
 def _checkpoints_in(directory: Path, damaged: list[str]) -> tuple[bool, Seen]:
-    """Scan a directory once; return whether a path was removed meanwhile, and what `_scan_directory` does."""
+    """Scan a directory once; return whether a path was removed meanwhile, and what was found.
+
+    Args:
+        damaged: a sentence for each path that cannot be used is added here.
+    """
     manifests: dict[Path, Manifest] = {}
     files: list[tuple[int, str, Path]] = []
     gone = False

@@ -41,17 +41,18 @@ def make_plan(stock: Stock, count: int) -> Plan:
         count: the number of newest checkpoints to keep.
     """
     found = stock.found
-    own = [path for path in found.newest_first() if not path.is_symlink()]
-    keep = set(_whole(stock, own, count))
+    candidates = [path for path in found.newest_first() if not path.is_symlink()]
+    keep = set(_whole(stock, candidates, count))
     for metric in found.watched():
-        ranked = [path for path in found.ranking(metric) if path in own]
+        ranked = [path for path in found.ranking(metric) if path in candidates]
         keep.update(_whole(stock, ranked, found.best_kept(metric)))
-    resumable = (path for path in own if stock.could_be_whole(path) and not stock.missing(path))
+    resumable = (path for path in candidates if stock.could_be_whole(path) and not stock.missing(path))
     keep.update(_whole(stock, resumable, 1))
-    superfluous = [path for path in reversed(own) if path not in keep and stock.could_be_whole(path)]
+    oldest_first = candidates[::-1]
+    superfluous = [path for path in oldest_first if path not in keep and stock.could_be_whole(path)]
     temporary = list_leftovers(stock.directory, owned=stock.owned)
     return Plan(
-        keep=[path.name for path in reversed(own) if path in keep],
+        keep=[path.name for path in oldest_first if path in keep],
         remove=[path.name for path in superfluous] if keep else [],
         leftovers=[path.name for path in temporary if not path.alive] if keep else [],
     )

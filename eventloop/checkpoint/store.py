@@ -118,8 +118,8 @@ def read_checkpoint(
     loaded = read_small_part(path, map_location)
     if loaded.shards is None:
         return loaded
-    if wrong := loaded.shards.damage():
-        raise CheckpointError(wrong)
+    if damage := loaded.shards.damage():
+        raise CheckpointError(damage)
     is_device = isinstance(map_location, str | torch.device)
     state = loaded.shards.fill(loaded.state, live, device=map_location if is_device else "cpu")
     return loaded._replace(state=state, shards=None)
@@ -243,12 +243,12 @@ def read_newest(
         FileNotFoundError: no checkpoint can be used.
     """
     found, loaded = _first_whole(_directories(directory), lambda found: found.paths[::-1], check, read)
-    if left := found.abandoned_after(loaded.path):
+    if abandoned := found.abandoned_after(loaded.path):
         logger.warning(
             "%s is the newest checkpoint of the current lineage; a run went back before it saved %s, "
             "which are passed over",
             loaded.path,
-            ", ".join(left),
+            ", ".join(abandoned),
         )
     return loaded
 

@@ -114,18 +114,18 @@ def check_model_state(
     own, free = model.state_dict(), _loading_by_themselves(model)
     # the names of which more has to be compared than the shape and type of a plain tensor, for speed
     others = [name for name in own if name in state and not _are_alike(own[name], state[name])]
-    wrong = [
+    misfits = [
         f"{name}: the checkpoint has {_shape(state[name])}, the model {_shape(own[name])}"
         for name in others
         if not is_lazy(own[name]) and _shape(state[name]) != _shape(own[name])
         if not name.startswith(free) and not is_extra_state(name)
     ]  # a lazy module takes the shape that is loaded
-    wrong += [
+    misfits += [
         f"{name}: the checkpoint has {what}, the model {_kind(own[name])}, which cannot hold it"
         for name in others
         if not name.startswith(free) and (what := _not_held(own[name], state[name]))
     ]
-    wrong += [
+    misfits += [
         f"{name}: the checkpoint has the layout {_layout(state[name])}, the model {_layout(own[name])}"
         for name in others
         if is_dtensor(state[name]) and _layout(state[name]) != _layout(own[name])
@@ -140,10 +140,10 @@ def check_model_state(
         for name in state
         if name not in own
     ]
-    named = strict or (bool(own) and own.keys().isdisjoint(state))
-    if wrong or (named and strangers):
-        lines = "\n  ".join(wrong + (strangers if named else []))
-        advice = renaming_advice(own, state) + _ADVICE if named else _ADVICE
+    refuses_strangers = strict or (bool(own) and own.keys().isdisjoint(state))
+    if misfits or (refuses_strangers and strangers):
+        lines = "\n  ".join(misfits + (strangers if refuses_strangers else []))
+        advice = renaming_advice(own, state) + _ADVICE if refuses_strangers else _ADVICE
         raise CheckpointError(f"{source} does not fit the model; nothing was loaded:\n  {lines}\n{advice}")
     return strangers
 

@@ -63,7 +63,7 @@ class _Signature:
     """Check the arguments of calls of a constructor or method against its parameters without `self`."""
 
     def __init__(self, function: Callable[..., object]) -> None:
-        # a wrapper is checked by its own parameters, which may differ from those of the function in it
+        # of a wrapper: the function that it wraps may have other parameters than the wrapper itself
         self._parameters = inspect.signature(function, follow_wrapped=False).parameters
         _, *parameters = self._parameters.values()
         kinds = {parameter.kind for parameter in self._parameters.values()}
@@ -78,7 +78,7 @@ class _Signature:
         self._owner = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise TypeError for names that are not those of parameters."""
+        """Raise TypeError for names that no parameter has."""
         unknown = [name for name in names if name not in self._known]
         if unknown and not self._takes_any_name:
             hints = [
@@ -193,7 +193,7 @@ def knowing_attributes(trainer: type[T]) -> type[T]:
 
 
 def knowing_storages(storage: type[T]) -> type[T]:
-    """Decorate the metrics storage to raise an AttributeError with our name for those of other storages."""
+    """Decorate the metrics storage to raise an AttributeError with our name for another system's name."""
     return _with_foreign(storage, STORAGE)
 
 
@@ -225,7 +225,7 @@ def explain_absent(package: str, name: str) -> NoReturn:
 _WHEN = {"start": "before", "begin": "before", "end": "after"}
 """The first word of our events' names, by the last word of a callback method's name."""
 _WHAT = {"batch": "iter", "step": "iter", "validation": "val", "fit": "run"}
-"""Our words for those of other systems in such names."""
+"""Our words in such names, by the words of other systems."""
 
 
 def point_meant(method: str) -> str:

@@ -35,7 +35,7 @@ class Kind(IntEnum):
     READY = 16  # the child has started, and can work
     REFUSED = 17  # the handler could not be imported
     DONE = 18  # number: how many events the worker has handled since it began. For the saver: an answer
-    FAILED = 19  # a delivery has failed; number: how many events it had, which follow those of DONE
+    FAILED = 19  # the delivery after the events of DONE has failed; number: how many events it had
     FLUSHED = 20  # the handler was flushed
     CLOSED = 21  # the handler was closed
     LOG = 22  # a log record, for the program's logger

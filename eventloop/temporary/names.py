@@ -20,7 +20,7 @@ from eventloop.temporary.process_identity import Process, has_number, lives, thi
 _NAME = re.compile(
     r"^\..+\.(?P<pid>\d{1,19})(-(?P<place>[0-9a-f]{12})-(?P<start>\d{1,20}))?-(?P<number>\d+)\.(tmp|old)$"
 )
-"""Matches the names that `temporary_path` and `name_of_ranks` return, and those of earlier versions."""
+"""Matches the temporary names of this version and of earlier ones, which had only the process id."""
 _numbers = itertools.count(1)  # in the names of this process, so that they differ
 
 

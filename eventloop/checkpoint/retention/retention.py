@@ -123,6 +123,7 @@ class Retention:
         if self._for_good is None:
             self._for_good = kept
         kept = [*dict.fromkeys([*self._for_good, *kept])]
+        # those set aside for the loss before are regular checkpoints again, so that later saves replace them
         self.aside, self.durable = kept, [name for name in self.aside if name not in kept]
 
     @property
@@ -296,9 +297,9 @@ class Retention:
         The save of such a checkpoint may have failed, or the run was killed before it was durable.
 
         Args:
-            there: the names in the directory.
-            bests: whether to drop best checkpoints, too. False in another directory than that of the resumed
-                run, because a new score must still beat the former ones.
+            there: the names of the checkpoints that the directory contains.
+            bests: whether to drop best checkpoints, too. It is False if the run was resumed from a checkpoint
+                of another directory, because new scores must still beat the scores from there.
         """
         self.durable = [name for name in self.durable if name in there]
         if bests:
@@ -325,7 +326,7 @@ class Retention:
     def fields_of_best(self, best: str) -> dict[str, Any]:
         """Return the fields of a label by which a saved checkpoint becomes one of the best, as JSON."""
         fields: dict[str, Any] = msgspec.to_builtins(self.label(best))
-        del fields["sequence"]  # it stays that of the checkpoint
+        del fields["sequence"]  # the best checkpoint has the sequence number of the saved one
         return fields
 
     # --- state ---------------------------------------------------------------------------------------------
@@ -355,28 +356,28 @@ class Retention:
         Scores of unwatched metrics are dropped. The next save removes the checkpoints beyond the limits.
 
         Args:
-            state: what the hook has saved.
+            state: the record's part of the hook's state in a checkpoint.
             directory: the directory of the checkpoints, for errors.
 
         Returns:
             The metrics that the hook watched, if there were several.
 
         Raises:
-            CheckpointError: the state lacks a field or has another one's type, or names a checkpoint by a
-                path, which pruning would remove.
+            CheckpointError: a field is missing or has another type, or a checkpoint is named by a path. A
+                later save would remove such a path.
         """
         saved = read_state(state, directory)
         self.durable, self._durable_at, self._begun = [*saved.kept], -1, []
         self.aside, self._lost, self._for_good = [], None, None
         self._metrics, self._validated_at = dict(saved.metrics), saved.validated_at
         watched = self._watched.metrics if self._watched.metrics != ["auto"] else [*saved.bests]
-        found = [
+        bests = [
             Best(*values)
             for metric in watched
             if metric in saved.bests
             for values in (saved.bests[metric], *saved.bests_behind.get(metric, ()))
         ]
-        self.follow({best.name: best for best in found})
+        self.follow({best.name: best for best in bests})
         return saved.watched
 
 

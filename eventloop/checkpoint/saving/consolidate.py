@@ -74,8 +74,8 @@ def _with_reader(loaded: Loaded) -> tuple[Loaded, Read]:
     shards = loaded.shards
     if shards is None:
         return loaded, lambda _: None
-    if wrong := shards.damage():
-        raise CheckpointError(wrong)
+    if damage := shards.damage():
+        raise CheckpointError(damage)
     state, targets = shards.with_empty(loaded.state)
     key_at = {tensor.data_ptr(): key for key, tensor in targets.items() if tensor.numel()}
 

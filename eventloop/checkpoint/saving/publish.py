@@ -105,8 +105,9 @@ class Publisher:
             return None
         source = f"{path}, its {self._keys[0]},"
         check_flat(checkpoint[self._keys[0]], source)
-        own = unwrap(model).state_dict() if self._keys == ["state_dict"] else {}
-        shared = shared_names(own, source)
+        # the model shows which tensors are tied; for other keys nothing does
+        model_state = unwrap(model).state_dict() if self._keys == ["state_dict"] else {}
+        shared = shared_names(model_state, source)
         pieces = encode(checkpoint[self._keys[0]], shared, origin_of(checkpoint))
         return write_beside(path, "safetensors", lambda sink: [sink.write(piece) for piece in pieces])
 

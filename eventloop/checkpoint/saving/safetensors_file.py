@@ -50,11 +50,11 @@ def check_flat(state: object, source: str, instead: str = "published_format='pth
     """
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{source} cannot be written as safetensors: it is a {type(state).__name__}")
-    wrong = [f"{name} is {found}" for name, value in state.items() if (found := _why_not(value))]
-    if wrong:
+    refused = [f"{name} is {reason}" for name, value in state.items() if (reason := _why_not(value))]
+    if refused:
         raise CheckpointError(
             f"{source} cannot be written as safetensors, which holds dense tensors by name and nothing "
-            f"nested: {', '.join(wrong)}; use {instead}"
+            f"nested: {', '.join(refused)}; use {instead}"
         )
 
 

@@ -51,8 +51,8 @@ def encode_part(
     Raises:
         CheckpointError: the manifest could not be read again.
     """
-    own = (records_of(state[OWN], rebuilt, memory),)
-    files = [RankFile(rank_name(job.rank), own)]
+    own_state = (records_of(state[OWN], rebuilt, memory),)
+    files = [RankFile(rank_name(job.rank), own_state)]
     if state[SHARD]:
         files.append(RankFile(shard_name(job.rank), tuple(_archive(chunk, memory) for chunk in state[SHARD])))
     patience = PATIENCE_SECONDS + sum(chunk.nbytes for chunk in state[SHARD]) / SLOWEST

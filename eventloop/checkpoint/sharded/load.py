@@ -50,8 +50,9 @@ def load_sharded(path: str | Path, tensors: Mapping[str, torch.Tensor], *, verif
             "load_checkpoint reads it"
         )
     shards = Shards.of(path, manifest)
-    if wrong := [line for key, tensor in tensors.items() if (line := _why_not(key, tensor, shards.entries))]:
-        lines = "\n  ".join(wrong)
+    reasons = [_why_not(key, tensor, shards.entries) for key, tensor in tensors.items()]
+    if misfits := [reason for reason in reasons if reason]:
+        lines = "\n  ".join(misfits)
         raise CheckpointError(f"{path} does not fit the tensors; nothing was loaded:\n  {lines}")
     check_sizes(path, manifest)
     chunks = [chunk for key in tensors for chunk in shards.entries[key].chunks]

@@ -183,18 +183,18 @@ class Shards(NamedTuple):
             ranks: the number of ranks that divide the files; by default one rank reads all.
         """
         files = self.manifest.files
-        own = sorted(files, key=lambda name: (-files[name].bytes, name))[rank::ranks]
-        return self.damage_in(own)
+        share = sorted(files, key=lambda name: (-files[name].bytes, name))[rank::ranks]
+        return self.damage_in(share)
 
     def damage_in(self, names: Iterable[str]) -> str:
         """Compare files with their hashes; return a sentence for each that is damaged, or ""."""
-        files, wrong = self.manifest.files, []
+        files, errors = self.manifest.files, []
         for name in names:
             try:
                 check_file(self.directory / name, files[name])
             except CheckpointError as error:
-                wrong.append(str(error))
-        return "; ".join(wrong)
+                errors.append(str(error))
+        return "; ".join(errors)
 
     def fill(
         self, state: Mapping[str, Any], live: Live = lambda name: None, device: Any = "cpu"

@@ -65,12 +65,12 @@ class Session:
         self._number += 1
         rest, tensors = split({key: value for key, value in state.items() if key != RANKS})
         plan = self._planned(tensors)
-        own = [tensors[place] for place in self._own]
-        chunks = local_parts(own)
+        to_write = [tensors[place] for place in self._own]
+        chunks = local_parts(to_write)
         copied = {OWN: state[RANKS], SHARD: chunks}
         if self._rank == 0:
             copied[REST] = rest
-        watched = {id(chunk): tensor for chunk, tensor in zip(chunks, own, strict=True)}
+        watched = {id(chunk): tensor for chunk, tensor in zip(chunks, to_write, strict=True)}
         work = self._directory / name_of_ranks(name, self._token, self._number)
         job = PartJob(work, self._rank, self._ranks, plan.form, self._index, self._metadata, watched)
         return copied, job
