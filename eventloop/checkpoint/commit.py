@@ -244,7 +244,7 @@ class Staged:
         self._work: Path | None = None  # the path of the new directory under its temporary name
         self._name: Path | None = None  # its path after the first rename, with or without a number
         self._files: list[FileIO] = []  # open until they are synced
-        self.size, self._at = 0, 0.0
+        self.size, self._at = 0, 0.0  # in bytes; the `perf_counter` when it became durable, 0.0 before
         self.done = False
         """True if the remaining steps are skipped, because there is nothing left to write or to rename."""
         self._warnings: list[str] = []

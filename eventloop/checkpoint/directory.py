@@ -368,11 +368,11 @@ def same_run_filter(turns: Sequence[StepBack]) -> Callable[[int], bool]:
 def lineage_filter(turns: Sequence[StepBack]) -> Callable[[int], bool]:
     """Return a function that decides from a sequence number whether a checkpoint is on the current lineage.
 
-    On it are the checkpoints saved since the last step back, then those that led to the checkpoint which this
-    step went back to, and so on. A later run may go back to a checkpoint that an earlier run had abandoned.
+    On it are the checkpoints that were saved after the last step back. Before them, it continues with the
+    checkpoint to which that step went back, and so on. A run may go back to an abandoned checkpoint.
     """
-    spans: list[tuple[float, float]] = []  # of sequence numbers on the lineage, without the first one
-    last = math.inf  # the end of the span that is searched; later numbers are done
+    spans: list[tuple[float, float]] = []  # ranges of sequence numbers on it, without their first numbers
+    last = math.inf  # the last sequence number on it before these ranges
     for turn in reversed(turns):
         if turn.newest < last:
             spans.append((turn.newest, last))

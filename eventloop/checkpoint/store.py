@@ -165,6 +165,7 @@ def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]
 
 
 def _load(file: BinaryIO, path: Path, map_location: Any) -> Any:
+    """Read what `torch.save` has written, without executing code; raise CheckpointError for other files."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch 2.15 warns of each sparse tensor

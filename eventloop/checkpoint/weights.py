@@ -269,6 +269,7 @@ def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping
 def in_parts(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return weights with this rank's part in place of each tensor that is a DTensor in the model."""
     own, parts = model.state_dict(), OrderedDict(state)
+    # `_metadata` has the modules' versions, which some modules need to load
     parts._metadata = getattr(state, "_metadata", {})  # type: ignore[attr-defined]
     for name, value in state.items():
         is_whole = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
@@ -326,8 +327,8 @@ def _not_held(own: Any, saved: Any) -> str:
 
     It cannot hold a type that PyTorch does not cast to its own, or values out of the range of its type.
     """
-    both = isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor)
-    if not both or is_lazy(own) or own.is_quantized or own.dtype == saved.dtype:
+    are_tensors = isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor)
+    if not are_tensors or is_lazy(own) or own.is_quantized or own.dtype == saved.dtype:
         return ""
     if not torch.can_cast(saved.dtype, own.dtype):
         return _kind(saved)

@@ -87,6 +87,7 @@ class Marking:
         return BEST.format(file_part(metric), source)
 
     def _mark(self, trainer: SavingTrainer, source: str, best: Best, iteration: int) -> None:
+        """Record a best checkpoint, and begin to make it of the checkpoint `source`, on rank 0 only."""
         replaced = self._retention.begin_best(best)
         if trainer.rank > 0 or source == best.name:
             self._retention.done(best.name)

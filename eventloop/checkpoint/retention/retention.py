@@ -310,7 +310,7 @@ class Retention:
         self._metrics, self._validated_at = dict(metrics), iteration
 
     def label(self, best: str = "") -> Label:
-        """Return the label of a checkpoint that has the number `sequence`.
+        """Return the label of the checkpoint that is about to be saved, whose number is `sequence`.
 
         Args:
             best: the metric for which it is one of the best; "" for a regular checkpoint.
@@ -390,7 +390,7 @@ def _pop(running: list[_Save], name: str) -> _Save | None:
     return None
 
 
-def _check(watched: BestMetrics, limit: object) -> None:
+def _check(watched: BestMetrics, limit: object) -> None:  # `limit` is the argument `keep_best`
     positive_or(-1, "keep_best", limit, ", for all,")
     if not watched and limit != 1:
         raise ValueError(

@@ -62,7 +62,11 @@ class Publisher:
         return bool(self._keys)
 
     def check(self, model: torch.nn.Module) -> None:
-        """Refuse a model whose weights could not be published, before it is trained."""
+        """Refuse a model whose weights could not be published, before it is trained.
+
+        Raises:
+            ValueError: the format is safetensors, which cannot hold the model's state_dict.
+        """
         if self._format != "safetensors" or self._keys != ["state_dict"]:
             return
         try:

@@ -66,6 +66,7 @@ class Entry(msgspec.Struct, frozen=True):
     chunks: tuple[tuple[Numbers, Numbers, str, int, int], ...]
 
     def __post_init__(self) -> None:
+        """Raise ValueError unless the chunks make up the tensor, so that a damaged index is refused."""
         if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"dtype: expected a type of PyTorch, got {self.dtype!r}")  # noqa: TRY004
         for offsets, sizes, file, start, length in self.chunks:
@@ -299,10 +300,11 @@ def _check_offsets(key: str, tensor: torch.Tensor) -> None:
     mesh, placements = tensor.device_mesh, tensor.placements
     rows = rows_of(tensor.shape, placements, mesh.shape, place)
     sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    if all(rows) and (tuple(map(len, rows)), tuple(each.start for each in rows)) != (sizes, offsets):
+    own_sizes, own_offsets = tuple(map(len, rows)), tuple(indices.start for indices in rows)
+    if all(rows) and (own_sizes, own_offsets) != (sizes, offsets):
         raise CheckpointError(
             f"{key}: PyTorch {torch.__version__} would read a DTensor of placements {placements} from "
-            f"{offsets} on, expected from {tuple(each.start for each in rows)} on, where this rank's part "
+            f"{offsets} on, expected from {own_offsets} on, where this rank's part "
             "begins: update PyTorch, or choose sizes that the mesh divides evenly"
         )
 

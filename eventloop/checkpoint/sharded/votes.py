@@ -58,7 +58,7 @@ def write_vote(work: Path, rank: int, vote: Vote, disk: Disk) -> None:
     files = {name: [*entry] for name, entry in vote.files.items()}
     body = json.dumps([vote.form, files, vote.error, socket.gethostname()]).encode()
     unfinished = vote_path(work, rank).with_suffix(".part")
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):  # a process that died may have left one
         unfinished.unlink()
     with disk.create(unfinished) as file:
         disk.write(file, memoryview(body))
