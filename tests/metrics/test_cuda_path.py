@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -353,7 +353,7 @@ def test_a_copy_that_is_begun_again_has_all_tensors(
 ) -> None:
     """If CUDA fails while a state is copied into shared memory, the copy into other memory is complete."""
     nothing_is_small(monkeypatch)
-    errors, stream = [RuntimeError("CUDA error: out of memory")], torch.cuda.Stream
+    errors, stream = [RuntimeError("CUDA error: out of memory")], cast(Any, torch.cuda.Stream)
 
     def failing_once(where: torch.device) -> Any:
         if errors:
