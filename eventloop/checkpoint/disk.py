@@ -68,9 +68,7 @@ class Disk:
     def remove(self, path: Path) -> None:
         """Remove a file if it exists, or a directory with its contents."""
         if path.is_dir() and not path.is_symlink():
-            from shutil import (
-                rmtree,
-            )  # here, because the import takes 4 ms of the start of the saver's process
+            from shutil import rmtree  # here, as the import takes 4 ms of the start of the saver's process
 
             rmtree(path)
         else:

@@ -181,9 +181,8 @@ def _other_file(file: BinaryIO) -> str:
     """Return an error text for a file that `torch.save` has not written, such as a text file; else ""."""
     file.seek(0)
     begin = file.read(16)
-    if begin.startswith(
-        (b"PK", b"\x80\x02")
-    ):  # torch.save writes a zip archive; before 1.6 it wrote a pickle
+    # torch.save writes a zip archive; before PyTorch 1.6 it wrote a pickle
+    if begin.startswith((b"PK", b"\x80\x02")):
         return ""
     return f"expected a file that torch.save has written, got one that begins with {begin!r}"
 

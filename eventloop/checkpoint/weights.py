@@ -112,7 +112,7 @@ def check_model_state(
     """
     refuse_old_shards(f"loading {source}", model)
     own, free = model.state_dict(), _loading_by_themselves(model)
-    # the names of which more has to be compared than the shape and type of a plain tensor, for speed
+    # without most names, for speed: between plain tensors of one shape and type nothing can differ
     others = [name for name in own if name in state and not _are_alike(own[name], state[name])]
     misfits = [
         f"{name}: the checkpoint has {_shape(state[name])}, the model {_shape(own[name])}"

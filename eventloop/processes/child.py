@@ -98,7 +98,7 @@ class ChildProcess:
         if wake is not None and wake in ready:
             os.read(wake, 4096)
         if self._answers not in ready:
-            # not from the end of the pipe alone, which a process that the child has forked may hold open
+            # the pipe of a dead child may not end, because a process that the child has forked holds it open
             self.gone = dead
             return []
         self.gone = not self._inbox.read()

@@ -109,7 +109,7 @@ class Publisher:
             return None
         source = f"{path}, its {self._keys[0]},"
         check_flat(checkpoint[self._keys[0]], source)
-        # the model shows which tensors are tied; for other keys nothing does
+        # the model shows which of its weights are tied; for another key it is not known
         model_state = unwrap(model).state_dict() if self._keys == ["state_dict"] else {}
         shared = shared_names(model_state, source)
         pieces = encode(checkpoint[self._keys[0]], shared, origin_of(checkpoint))

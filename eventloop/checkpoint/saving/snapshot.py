@@ -83,7 +83,7 @@ class Snapshot:
         sources, specs, copies = self._distinct()
         views = buffers.views(specs, sources)
         now: list[_Pair] = []
-        late: list[_Pair] = []  # CPU tensors that `copy` copies
+        late: list[_Pair] = []
         beside: dict[torch.device, list[_Pair]] = {}  # by device, for its stream for copies
         for source, view in zip(sources, views, strict=True):
             if source.data_ptr() not in later or not (source.is_cpu or source.is_cuda):
