@@ -225,6 +225,10 @@ def prepare_model_state(
     they are loaded during this call, and `rollback` restores the former weights after an error; the returned
     function then does nothing.
 
+    Args:
+        model, state, strict, source: as in `check_model_state`.
+        rollback: gets a function that restores the former weights, if they may change during this call.
+
     Raises:
         CheckpointError: `check_model_state` refuses the weights, or a module does.
         TypeError: the model is sharded by FSDP1 or has a ShardedTensor.
