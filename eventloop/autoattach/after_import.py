@@ -14,12 +14,13 @@ Action = Callable[[ModuleType], None]
 
 @contextmanager
 def after_import(actions: Mapping[str, Action]) -> Iterator[None]:
-    """Call each action with the module it is given for: at once if the module is imported, else when it is.
+    """Call a function with each of some modules once the program has imported it, within the block.
 
-    A module that is imported after the block calls no action.
+    For a module that is imported already, the function is called at once. For a module that is imported after
+    the block, it is not called.
 
     Args:
-        actions: the functions to call, by the full name of a module.
+        actions: by the full name of a module, the function to call.
     """
     finder = _Finder(actions)
     for name, action in actions.items():
@@ -61,6 +62,7 @@ class _Loader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        # from now on the module and its spec have the loader that they would have without this one
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

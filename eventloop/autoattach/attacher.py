@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # these import torch, which the script is to import first
 class Attacher:
     """Create a bridge for each trainer of a script, with its own bus and directory.
 
-    A bridge is created on the thread that creates the trainer, or for ignite that runs the engine first.
+    A bridge is created on the thread that creates the trainer. With ignite it is created on the thread that
+    first runs the engine.
 
     Args:
         options: the options of the command.
@@ -30,14 +31,14 @@ class Attacher:
         self.hosts: set[str] = set()
         """The names of the engines to whose trainers this object has attached a bridge."""
         self.bridged: set[str] = set()
-        """The names of the engines to one of whose trainers the script itself has attached a bridge."""
+        """The names of the engines for which the script itself has attached a bridge to a trainer."""
         self.imports_bridges = False
-        """True once this object, not the script, was the first to import a bridge, and so our trainer."""
+        """Whether this object has imported a bridge, and so eventloop's trainer, before the script did."""
         self.summaries: dict[Path, str] = {}
         """The text of `summarize` for each trainer's last run, by the run's directory; of rank 0 only."""
         self.problems: dict[str, str] = {}
         """The reason why an engine has no bridge, by the engine's name."""
-        self._used: set[Path] = set()
+        self._used: set[Path] = set()  # the absolute directories of earlier trainers
 
     def bridge(self, host: str, module: str) -> Any:
         """Import the bridge for an engine, and return its module.
@@ -91,14 +92,16 @@ class Attacher:
         self.summaries.update(self._child_runs())
 
     def _child_runs(self) -> dict[Path, str]:
+        """Return the summaries of runs in other processes, by the directory of the run."""
         return {} if self.options.summaries is None else passed_on(Path(self.options.summaries))
 
     def _store_summary(self, trainer: DrivenTrainer) -> None:
+        """Store the summary of a run that has ended; in another process than the command's, pass it on."""
         if trainer.rank != 0:
             return
         from eventloop.reporting.summary import summarize
 
-        # "": the script has no trainer.costs() to call; `eventloop run` itself names `eventloop report`
+        # without the hint to call trainer.costs(), as the script has no trainer
         summary = summarize(trainer, everything="")
         self.summaries[trainer.work_dir] = summary
         if self.options.summaries is not None and os.getpid() != self.options.pid:

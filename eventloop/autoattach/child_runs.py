@@ -27,6 +27,7 @@ def pass_on(folder: Path, directory: Path, summary: str) -> None:
         summary: the summary's text.
     """
     try:
+        # the number sorts the files by age; two processes may write at one moment, so the id is in the name
         path = folder / f"{len([*folder.iterdir()]):06}-{os.getpid()}.json"
         path.write_bytes(msgspec.json.encode(ChildRun(str(directory), summary)))
     except OSError as error:

@@ -140,6 +140,8 @@ def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) ->
     """Patch Transformers so that each trainer gets our callback, and has it in its list while it runs."""
 
     class Callback:
+        """Create our callback when Transformers calls this class; without a bridge, one without effect."""
+
         def __new__(cls) -> Any:
             bridge = attacher.bridge("Transformers", "transformers")
             if bridge is None:
@@ -256,6 +258,7 @@ def _has(hooks: Sequence[Any], cls: type) -> bool:
 
 
 def _remove(member: Any, members: list[Any]) -> None:
+    """Remove an object from a list in place, comparing by identity."""
     members[:] = [other for other in members if other is not member]
 
 

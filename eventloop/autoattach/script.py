@@ -34,7 +34,7 @@ def check_script(script: str, *, module: bool) -> None:
 
 
 def _check_module(name: str) -> None:
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, os.getcwd())  # `python -m` searches the current directory first, too
     try:
         exists = find_spec(name) is not None
     except ModuleNotFoundError:
@@ -73,6 +73,7 @@ def _run_file(script: str) -> None:
 
 
 def _begin_tracebacks_at_the_script() -> None:
+    """Let the interpreter show an error that ends the program with the script's stack frames only."""
     excepthook = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

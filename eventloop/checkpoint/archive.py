@@ -26,7 +26,7 @@ Computing the CRC of a larger record takes longer than writing it. `torch.load` 
 manifest has the SHA-256.
 """
 GATHERED = 8 << 20
-"""The bytes of small records after which they are written."""
+"""The size in bytes up to which small records are collected, to write them in one call."""
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
@@ -39,7 +39,14 @@ _ZIP_64, _PADDING = 1, 0x4246  # the kinds of extra fields; the second is torch'
 
 
 class _Entry(NamedTuple):
-    """The description of a record in the central directory."""
+    """The description of a record in the central directory, the list of records at the end of the file.
+
+    Attributes:
+        name: the name with the folder.
+        crc: the CRC-32 of the data; 0 if it is not computed.
+        size: the size of the data in bytes.
+        offset: the byte of the file at which the record's header begins.
+    """
 
     name: bytes
     crc: int
@@ -51,32 +58,32 @@ def write_archive(records: Iterable[tuple[str, bytes | memoryview]], sink: Sink)
     """Write records as a zip file, and add the records `byteorder` and `version`, as `torch.save` does.
 
     Args:
-        records: the name and the bytes of each record, which are taken one after the other.
+        records: the name and the bytes of each record; they are read one after the other, and only once.
         sink: the file to write to.
 
     Raises:
         OSError: the disk is full, or another error of the file system.
         SaveGivenUp: the sink was cancelled.
     """
-    own = [("byteorder", sys.byteorder.encode()), ("version", b"3\n")]
+    additional = [("byteorder", sys.byteorder.encode()), ("version", b"3\n")]
     entries: list[_Entry] = []
-    small: list[bytes | memoryview] = []  # pieces that are written together
-    position = written = 0
-    for name, data in itertools.chain(records, own):
+    collected: list[bytes | memoryview] = []  # headers and small records, to be written in one call
+    position = written = 0  # the length of the file with and without what is collected
+    for name, data in itertools.chain(records, additional):
         header, entry = _header(name, data, position)
         entries.append(entry)
         position += len(header) + len(data)
-        small.append(header)
+        collected.append(header)
         if len(data) <= CHECKED:
-            small.append(data)
+            collected.append(data)
         if len(data) > CHECKED or position - written > GATHERED:
-            sink.write(b"".join(small))
+            sink.write(b"".join(collected))
             if len(data) > CHECKED:
                 sink.write(data)
-            small.clear()
+            collected.clear()
             written = position
     central = b"".join(map(_central, entries))
-    sink.write(b"".join([*small, central, _end(len(entries), position, len(central))]))
+    sink.write(b"".join([*collected, central, _end(len(entries), position, len(central))]))
 
 
 def archive_length(records: Iterable[tuple[str, int]]) -> int:
@@ -100,12 +107,12 @@ def _header(name: str, data: bytes | memoryview, position: int) -> tuple[bytes, 
 
 
 def _local_header(entry: _Entry) -> bytes:
-    """Return the header that stands before the data of a record."""
+    """Return the header of a record, with an extra field that aligns the data after it."""
     size = entry.size
     extra = struct.pack("<2H2Q", _ZIP_64, 16, size, size) if size >= _MAX_32 else b""
     padding = -(entry.offset + _LOCAL.size + len(entry.name) + len(extra) + 4) % ALIGNMENT
     extra += struct.pack("<2H", _PADDING, padding) + bytes(padding)
-    low, flags_and_time = min(size, _MAX_32), (0, 0, 0)
+    low, flags_and_time = min(size, _MAX_32), (0, 0, 0)  # a larger size is in the extra field
     lengths = len(entry.name), len(extra)
     fixed = _LOCAL.pack(b"PK\3\4", _VERSION_64, *flags_and_time, _EPOCH, entry.crc, low, low, *lengths)
     return fixed + entry.name + extra

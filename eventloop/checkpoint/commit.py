@@ -63,7 +63,7 @@ class Save(NamedTuple):
         return self._replace(records=mapped_records(self.records, memory))
 
     def with_own_bytes(self) -> Save:
-        """Return a save with copies of the tensors' bytes, so that the tensors may change."""
+        """Return this save with copies of the tensors' bytes, so that the tensors may change."""
         return self._replace(records=with_own_bytes(self.records))
 
     def staged(self, disk: Disk, given_up: threading.Event | None) -> Staged:
@@ -72,7 +72,7 @@ class Save(NamedTuple):
 
 
 class AnySave(Protocol):
-    """What `commit` needs of a save: the whole of a checkpoint, or the part of it that one rank writes."""
+    """A save that `commit` can write: of a whole checkpoint, of one rank's part of it, or a `Mark`."""
 
     @property
     def path(self) -> Path:
@@ -87,10 +87,10 @@ class AnySave(Protocol):
         """The number of checkpoints in `replaces` that are kept, the newest existing ones."""
 
     def memory(self) -> set[Mapped]:
-        """Return the shared memory that the records name."""
+        """Return the shared memory in which bytes of the records are."""
 
     def mapped(self, memory: Mapping[Mapped, memoryview]) -> AnySave:
-        """Return a save with views of shared memory that is mapped; see `mapped_records`."""
+        """Return this save with views of shared memory in its records; see `mapped_records`."""
 
     def staged(self, disk: Disk, given_up: threading.Event | None) -> Staged:
         """Return the steps that make the checkpoint durable."""
@@ -113,14 +113,14 @@ class Outcome(NamedTuple):
 
 
 class Removals:
-    """The replaced checkpoints that have temporary names by now, to remove once these names are durable."""
+    """Remove replaced checkpoints: rename them first, and delete them once the new names are durable."""
 
     def __init__(self, disk: Disk = DISK) -> None:
         self._disk = disk
         self._renamed: list[Path] = []
 
     def rename(self, paths: Sequence[Path], spares: int = 0) -> list[str]:
-        """Give replaced checkpoints temporary names; return a sentence for each error.
+        """Give replaced checkpoints temporary names; return a sentence for each that could not be renamed.
 
         A path without a manifest is left alone: the names may come from the checkpoint that the run resumed
         from, which another program may have written.
@@ -129,30 +129,30 @@ class Removals:
             paths: the checkpoints, oldest first.
             spares: the number of checkpoints that are kept, the newest existing ones.
         """
-        there = [path for path in paths if os.path.exists(path / MANIFEST)]  # never raises
-        failed = []
-        for path in there[: max(0, len(there) - spares)]:
-            nameless = temporary_path(path, "old")
+        existing = [path for path in paths if os.path.exists(path / MANIFEST)]  # `exists` raises no error
+        errors = []
+        for path in existing[: max(0, len(existing) - spares)]:
+            temporary = temporary_path(path, "old")
             try:
-                self._disk.rename(path, nameless)
+                self._disk.rename(path, temporary)
             except FileNotFoundError:  # removed by hand meanwhile
                 continue
             except OSError as error:
-                failed.append(f"a checkpoint that was replaced could not be removed: {error}")
+                errors.append(f"a checkpoint that was replaced could not be removed: {error}")
             else:
-                self._renamed.append(nameless)
-        return failed
+                self._renamed.append(temporary)
+        return errors
 
     def remove(self) -> list[str]:
         """Remove the checkpoints whose temporary names are durable; return a sentence for each error."""
         renamed, self._renamed = self._renamed, []
-        failed = []
+        errors = []
         for path in renamed:
             try:
                 self._disk.remove(path)
             except OSError as error:
-                failed.append(f"a checkpoint that was replaced could not be removed: {error}")
-        return failed
+                errors.append(f"a checkpoint that was replaced could not be removed: {error}")
+        return errors
 
     def finish(self) -> list[str]:
         """Make the temporary names durable, and remove the checkpoints; return a sentence for each error."""
@@ -181,10 +181,10 @@ def commit(
         saves: the checkpoints, in the order of saving.
         disk: the file operations, which tests replace.
         given_up: an event that cancels the incomplete saves when another thread sets it.
-        removals: takes the replaced checkpoints, and the caller finishes it when no other save follows. By
-            default they are removed at once, which takes one more sync.
+        removals: gets the replaced checkpoints: the next call removes them, or the caller calls its `finish`
+            if no other save follows. By default they are removed at once, which takes one more sync.
     """
-    own = Removals(disk) if removals is None else removals
+    replaced = Removals(disk) if removals is None else removals
     staged = [save.staged(disk, given_up) for save in saves]
     try:
         for each in staged:
@@ -192,13 +192,13 @@ def commit(
         _sync_contents(staged)
         for each in staged:
             each.attempt(lambda save: save.rename_to_free_name())
-        # the names that the commit before this one gave are durable now, too
-        warnings = own.remove() if _sync_names(staged, disk) else []
+        # this sync also makes the temporary names durable that the previous commit gave
+        warnings = replaced.remove() if _sync_names(staged, disk) else []
         for each in staged:
             each.attempt(lambda save: save.replace_former())
         for each in staged:
-            each.attempt(lambda save: save.rename_replaced(own))
-        warnings += own.finish() if removals is None else []
+            each.attempt(lambda save: save.rename_replaced(replaced))
+        warnings += replaced.finish() if removals is None else []
         for folder in {save.path.parent for save in saves}:
             remove_dead(folder)
     finally:  # also after a KeyboardInterrupt
@@ -241,17 +241,17 @@ class Staged:
     def __init__(self, save: Save, disk: Disk, given_up: threading.Event | None) -> None:
         self.path, self._save, self._disk, self._given_up = save.path, save, disk, given_up
         self.error: Exception | None = None
-        self._work: Path | None = None  # the directory with the temporary name
-        self._name: Path | None = None  # the name after the first rename
+        self._work: Path | None = None  # the path of the new directory under its temporary name
+        self._name: Path | None = None  # its path after the first rename, with or without a number
         self._files: list[FileIO] = []  # open until they are synced
-        self.size, self._at = 0, 0.0
+        self.size, self._at = 0, 0.0  # in bytes; the `perf_counter` when it became durable, 0.0 before
         self.done = False
-        """True if nothing is left to write or to rename."""
+        """True if the remaining steps are skipped, because there is nothing left to write or to rename."""
         self._warnings: list[str] = []
 
     @property
     def under_way(self) -> bool:
-        """Return whether steps are left to do."""
+        """Return whether the remaining steps are to be done: no step has failed, and `done` is not set."""
         return self.error is None and not self.done
 
     def attempt(self, step: Callable[[Staged], None]) -> None:
@@ -280,12 +280,12 @@ class Staged:
         return work
 
     def write_whole(self, others: dict[str, FileHash]) -> None:
-        """Write the payload and the manifest, which also has the hashes of other files that are written."""
+        """Write the payload, then the manifest, which also has the hashes of the files in `others`."""
         records = mapped_records(self._save.records, {})
         files = {PAYLOAD: self.write_file(PAYLOAD, lambda sink: write_archive(records, sink)), **others}
         self.size = sum(file.bytes for file in files.values())
-        sealed = seal(self._save.manifest, files)
-        self.write_file(MANIFEST, lambda sink: sink.write(sealed))
+        manifest = seal(self._save.manifest, files)
+        self.write_file(MANIFEST, lambda sink: sink.write(manifest))
 
     def write_file(self, name: str, write: Callable[[Sink], object]) -> FileHash:
         """Write a file of the new directory, which is synced later, and return its size and hash."""
@@ -354,8 +354,8 @@ class Staged:
             return
         if self._at:
             return
-        moved = self._name is not None and not self._work.exists()  # else another program has that name
-        with suppress(OSError):  # a scan skips the rest, which has a temporary name
+        moved = self._name is not None and not self._work.exists()  # else the name is another program's
+        with suppress(OSError):  # files that stay do no harm: a scan skips temporary names
             self._disk.remove(self._work)
         if moved and self._name is not None and (self._name == self.path or self.path.exists()):
             with suppress(OSError):
@@ -394,7 +394,7 @@ def remove_checkpoint(path: Path, disk: Disk = DISK) -> None:
     if not path.is_dir():
         disk.remove(path)
         return
-    nameless = temporary_path(path, "old")
-    disk.rename(path, nameless)
+    temporary = temporary_path(path, "old")
+    disk.rename(path, temporary)
     disk.sync_directory(path.parent)
-    disk.remove(nameless)
+    disk.remove(temporary)

@@ -3,10 +3,11 @@
 Loading, resuming, retention and `eventloop checkpoints` use it. The order comes from the sequence numbers in
 the manifests, never from a clock or a pointer file. This module imports no torch.
 
-A run that resumes from a checkpoint other than the newest starts a new lineage there, and so does a new run
-in a directory with checkpoints. `line.json` records that at once, before the run saves for the first time. It
-has one entry (`StepBack`) for each time, and is replaced as a whole, durably. Without this file, all
-checkpoints are on the lineage.
+The lineage of a run is the sequence of checkpoints that led to its present state. A run that resumes from a
+checkpoint other than the newest starts a new lineage there, and so does a new run in a directory with
+checkpoints. `line.json` records that at once, before the run saves for the first time. It has one entry
+(`StepBack`) for each such start, and is replaced as a whole, durably. Without this file, all checkpoints are
+on the lineage.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from eventloop.util.errors import CheckpointError
 SUFFIXES = (".pth", ".pt", ".ckpt")
 """The suffixes of single files that are read as checkpoints."""
 LINE = "line.json"
+"""The name of the file that records where lineages start."""
 _LINE_SCHEMA = 1
 NOTHING = -1
-"""A number below all sequence numbers."""
+"""A number below all sequence numbers, in place of one where a new run began from no checkpoint."""
 MOST_SCANS = 10
 """The largest number of scans of a directory while a run removes checkpoints; two are usually enough."""
 
@@ -46,9 +48,9 @@ class Found(NamedTuple):
             lineage.
         manifests: the manifest of each path that has one.
         damaged: a sentence for each path that looks like a checkpoint and cannot be used.
-        abandoned: checkpoints off the lineage: a run went back to an earlier one, or another run began.
+        abandoned: checkpoints off the lineage, because a run went back to an earlier one, or a new run began.
         foreign: the abandoned checkpoints of other runs than the newest one.
-        last: the largest sequence number given so far, perhaps to a checkpoint that was removed.
+        last: the largest sequence number that is known to be given, perhaps to a checkpoint that is removed.
     """
 
     paths: list[Path]
@@ -66,12 +68,12 @@ class Found(NamedTuple):
         """Return the names of the abandoned checkpoints that were saved after `path`."""
         if path not in self.manifests or path in self.abandoned:
             return []
-        after = self.manifests[path].sequence
-        later = [each for each in self.paths if each in self.abandoned]
-        return [self.name_of(each) for each in later if self.manifests[each].sequence > after]
+        sequence = self.manifests[path].sequence
+        abandoned = [other for other in self.paths if other in self.abandoned]
+        return [self.name_of(other) for other in abandoned if self.manifests[other].sequence > sequence]
 
     def was_replaced(self, path: Path) -> bool:
-        """Return whether a checkpoint of the scan was removed since, or was replaced by another one."""
+        """Return whether a checkpoint was removed since the scan, or was replaced by another of its name."""
         if path not in self.manifests:
             return not path.exists()
         try:
@@ -89,21 +91,24 @@ class Found(NamedTuple):
         return list(dict.fromkeys(metric for metrics in best for metric in metrics))
 
     def ranking(self, metric: str) -> list[Path]:
-        """Return the best checkpoints of a metric, best first; those with equal scores newest first.
+        """Return the best checkpoints of a metric, best first; among equal scores the newest first.
 
-        Those of other runs come last.
+        Best checkpoints of other runs than the newest one come last.
         """
 
         def merit(path: Path) -> tuple[bool, float]:
-            value = float(self.manifests[path].metrics[metric])
+            score = float(self.manifests[path].metrics[metric])
             is_greater = self.manifests[path].best[metric] == "greater"
-            return path not in self.foreign, value if is_greater else -value
+            return path not in self.foreign, score if is_greater else -score
 
         saved = [path for path in self.newest_first() if metric in self.manifests[path].best]
         return sorted(saved, key=merit, reverse=True)
 
     def best_kept(self, metric: str) -> int:
-        """Return how many best checkpoints of a metric the run keeps, as its newest best one records."""
+        """Return how many of a metric's best checkpoints the run keeps, by `keep_best` of the newest one.
+
+        It is at most the number of best checkpoints that exist.
+        """
         saved = [path for path in self.newest_first() if metric in self.manifests[path].best]
         count = self.manifests[saved[0]].keep_best
         return len(saved) if count < 0 else min(count, len(saved))
@@ -112,9 +117,9 @@ class Found(NamedTuple):
 def scan(*directories: str | Path) -> Found:
     """Read the manifests in the directories of a run, and order the checkpoints, oldest first.
 
-    The hooks of a run may save in several directories, and share one sequence. Checkpoints are ordered by
-    `in_order`; single files come before them, by modification time, then abandoned checkpoints. Incomplete
-    saves are skipped.
+    The hooks of a run may save in several directories, and share one sequence of numbers. Single files come
+    first, by modification time, then abandoned checkpoints, then those on the lineage, both in the order of
+    `in_order`. Incomplete saves are skipped.
     """
     manifests: dict[Path, Manifest] = {}
     files: list[tuple[int, str, Path]] = []
@@ -125,17 +130,18 @@ def scan(*directories: str | Path) -> Found:
     for directory in map(Path, directories):
         here, single_files = _scan_directory(directory, damaged)
         if steps := _steps_back_of(directory, damaged):
-            on_line, same_run = lineage_filter(steps), same_run_filter(steps)
-            abandoned.update(path for path, manifest in here.items() if not on_line(manifest.sequence))
-            foreign.update(path for path, manifest in here.items() if not same_run(manifest.sequence))
+            is_on_line, is_same_run = lineage_filter(steps), same_run_filter(steps)
+            abandoned.update(path for path, manifest in here.items() if not is_on_line(manifest.sequence))
+            foreign.update(path for path, manifest in here.items() if not is_same_run(manifest.sequence))
         last = max([last, *[each.sequence for each in here.values()], *[step.newest for step in steps]])
         manifests.update(here)
         files += single_files
 
     single = [path for _, _, path in sorted(files)]
-    left = in_order({path: manifest for path, manifest in manifests.items() if path in abandoned})
-    on = in_order({path: manifest for path, manifest in manifests.items() if path not in abandoned})
-    return Found([*single, *left, *on], manifests, damaged, frozenset(abandoned), frozenset(foreign), last)
+    off_line = in_order({path: manifest for path, manifest in manifests.items() if path in abandoned})
+    on_line = in_order({path: manifest for path, manifest in manifests.items() if path not in abandoned})
+    paths = [*single, *off_line, *on_line]
+    return Found(paths, manifests, damaged, frozenset(abandoned), frozenset(foreign), last)
 
 
 def in_order(manifests: Mapping[Path, Manifest]) -> list[Path]:
@@ -156,10 +162,11 @@ Seen = tuple[dict[Path, Manifest], list[tuple[int, str, Path]]]
 def _scan_directory(directory: Path, damaged: list[str]) -> Seen:
     """Return the checkpoints and single files of a directory.
 
-    If a run removes a checkpoint during the scan, the scan may miss its successor, and is repeated.
+    The scan is repeated if a run removes a checkpoint meanwhile, because it may have missed the checkpoint
+    that the run had saved before the removal.
 
     Args:
-        damaged: gets a sentence for each path that cannot be used.
+        damaged: a sentence for each path that cannot be used is added here.
     """
     for scan_number in range(1, MOST_SCANS + 1):
         reasons: list[str] = []
@@ -171,7 +178,11 @@ def _scan_directory(directory: Path, damaged: list[str]) -> Seen:
 
 
 def _checkpoints_in(directory: Path, damaged: list[str]) -> tuple[bool, Seen]:
-    """Scan once; return whether a path was removed during the scan, and the checkpoints and single files."""
+    """Scan a directory once; return whether a path was removed meanwhile, and what was found.
+
+    Args:
+        damaged: a sentence for each path that cannot be used is added here.
+    """
     manifests: dict[Path, Manifest] = {}
     files: list[tuple[int, str, Path]] = []
     gone = False
@@ -194,7 +205,7 @@ def _checkpoints_in(directory: Path, damaged: list[str]) -> tuple[bool, Seen]:
 
 
 def _paths_in(directory: Path, damaged: list[str]) -> list[Path]:
-    """Return the paths in a directory that are not hidden; if it cannot be listed, note the reason."""
+    """Return the paths in a directory that are not hidden; add the reason to `damaged` if that fails."""
     try:
         return [directory / name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
@@ -208,7 +219,7 @@ def _is_there(path: Path) -> bool:
     """Return whether a path exists.
 
     Raises:
-        OSError: it is unknown, for example because a folder may not be read.
+        OSError: the system does not say, for example because a folder may not be read.
     """
     try:
         os.stat(path)
@@ -220,6 +231,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _steps_back_of(directory: Path, damaged: list[str]) -> tuple[StepBack, ...]:
+    """Return the `StepBack` records of a directory; for a damaged file add a sentence, and return ()."""
     try:
         return read_steps_back(directory)
     except CheckpointError as error:
@@ -228,12 +240,15 @@ def _steps_back_of(directory: Path, damaged: list[str]) -> tuple[StepBack, ...]:
 
 
 def go_back(found: Found, path: Path, disk: Disk = DISK) -> bool:
-    """Record durably that a run continues from `path`; return False, and record nothing, if it is the newest.
+    """Record durably that a run continues from the checkpoint `path`, unless it is the newest.
 
     Checkpoints that were saved after it become abandoned, in each directory of the scan. Nothing is removed.
 
+    Returns:
+        False if the checkpoint is the newest, so that nothing was recorded.
+
     Raises:
-        OSError: the record cannot be written; that directory is unchanged.
+        OSError: the record cannot be written in a directory, which is unchanged.
     """
     is_newest = not found.paths or path == found.paths[-1] or found.manifests[path].sequence == found.last
     if is_newest and path not in found.abandoned:
@@ -246,12 +261,13 @@ def begin_new_run(found: Found, disk: Disk = DISK) -> None:
     """Record durably that a new run begins: the checkpoints of the scan become abandoned. None is removed.
 
     Raises:
-        OSError: the record cannot be written; that directory is unchanged.
+        OSError: the record cannot be written in a directory, which is unchanged.
     """
     _add_step(found, StepBack(NOTHING, found.last), disk)
 
 
 def _add_step(found: Found, step: StepBack, disk: Disk) -> None:
+    """Add a record to `line.json` of each directory that has checkpoints of the scan."""
     for directory in dict.fromkeys(each.parent for each in found.manifests):
         steps = _steps_back_of(directory, [])  # a damaged file has lost the earlier steps anyway
         write_steps_back(directory, [*steps, step], temporary_path(directory / LINE, "tmp"), disk)
@@ -268,7 +284,8 @@ def find_checkpoints(directory: str | Path) -> list[Path]:
 class StepBack(msgspec.Struct, frozen=True):
     """A record that a run resumed from a checkpoint other than the newest, or that a new run began.
 
-    Checkpoints newer than `back_to` are abandoned; when a new run begins, all are.
+    The checkpoints from `back_to` (exclusive) to `newest` were abandoned then; if a new run began, these are
+    all.
 
     If the hooks of a run save in several directories, each directory gets the record, which may name
     checkpoints of another directory.
@@ -283,6 +300,8 @@ class StepBack(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
+    """The contents of `line.json`: its version and its records, oldest first."""
+
     schema: int = _LINE_SCHEMA
     turns: tuple[StepBack, ...] = ()
 
@@ -304,10 +323,13 @@ def read_steps_back(directory: Path) -> tuple[StepBack, ...]:
 
 
 def write_steps_back(directory: Path, turns: Sequence[StepBack], work: Path, disk: Disk = DISK) -> None:
-    """Replace the record of a directory durably and atomically.
+    """Replace `line.json` of a directory durably and atomically.
 
     Args:
-        work: an unused name in the directory, for the temporary file.
+        directory: the directory.
+        turns: all records, oldest first.
+        work: an unused path in the directory, for the temporary file.
+        disk: the file operations, which tests replace.
 
     Raises:
         OSError: the disk is full, the directory cannot be written, or another error of the file system.
@@ -326,10 +348,11 @@ def write_steps_back(directory: Path, turns: Sequence[StepBack], work: Path, dis
 def same_run_filter(turns: Sequence[StepBack]) -> Callable[[int], bool]:
     """Return a function that decides from a sequence number whether a checkpoint is of the newest run.
 
-    A run that went back is the same run; a new one begins where a record has `NOTHING` to go back to.
+    A run that goes back to a checkpoint continues the run that saved it. A new run begins where a record has
+    `NOTHING` to go back to.
     """
-    ends: list[tuple[int, int]] = []  # the last sequence number of each part of the directory, and its run
-    run = runs = 0
+    ends: list[tuple[int, int]] = []  # before each record: the largest sequence number, and the run's number
+    run = runs = 0  # the numbers of the present run and of the newest one
 
     def run_of(sequence: int) -> int:
         return next((number for last, number in ends if sequence <= last), run)
@@ -345,11 +368,11 @@ def same_run_filter(turns: Sequence[StepBack]) -> Callable[[int], bool]:
 def lineage_filter(turns: Sequence[StepBack]) -> Callable[[int], bool]:
     """Return a function that decides from a sequence number whether a checkpoint is on the current lineage.
 
-    On it are the checkpoints saved since the last step back, then those that led to the checkpoint which this
-    step went back to, and so on. A later run may go back to a checkpoint that an earlier run had abandoned.
+    On it are the checkpoints that were saved after the last step back. Before them, it continues with the
+    checkpoint to which that step went back, and so on. A run may go back to an abandoned checkpoint.
     """
-    spans: list[tuple[float, float]] = []
-    last = math.inf
+    spans: list[tuple[float, float]] = []  # ranges of sequence numbers on it, without their first numbers
+    last = math.inf  # the last sequence number on it before these ranges
     for turn in reversed(turns):
         if turn.newest < last:
             spans.append((turn.newest, last))

@@ -1,8 +1,8 @@
 """Write files durably: single file operations, and a file that is hashed while it is written.
 
-`commit`, `lineage` and publishing use it, and decide the order of the syncs. All operations go through one
-`Disk` object, which a test can replace to fail at the n-th call or to record all calls. The saver's
-process runs this module, so it imports only the standard library.
+`commit`, `directory` and publishing use it, and decide the order of the syncs. All operations go through one
+`Disk` object, which a test can replace to fail at the n-th call or to record all calls. The saver's process
+runs this module, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from eventloop.temporary.sync import sync_directory
 PIECE = 8 << 20
 """The bytes written between two checks for a cancellation, and between two requests to write back."""
 LARGE = 1 << 20
-"""The size in bytes from which data are hashed on a second thread; below it the hand-over costs more."""
+"""The size in bytes from which data are hashed on a second thread, whose start costs more for fewer bytes."""
 CACHED = 256 << 10
-"""The bytes that are hashed at a time, which fit into the cache of one CPU core."""
+"""The number of bytes that are hashed at a time; so many fit into the cache of one CPU core."""
 
 
 class SaveGivenUp(RuntimeError):
@@ -68,7 +68,7 @@ class Disk:
     def remove(self, path: Path) -> None:
         """Remove a file if it exists, or a directory with its contents."""
         if path.is_dir() and not path.is_symlink():
-            from shutil import rmtree  # 4 ms of the start of the saver's process
+            from shutil import rmtree  # here, as the import takes 4 ms of the start of the saver's process
 
             rmtree(path)
         else:
@@ -79,12 +79,17 @@ DISK = Disk()
 
 
 class Sink:
-    """A writable file for `torch.save` that counts and hashes the bytes written to it.
+    """Count and hash the bytes that `torch.save` or other code writes to a file.
 
-    Large pieces are hashed on a second thread while they are written, which takes about as long.
+    Large pieces are hashed on a second thread while they are written; hashing takes about as long as writing.
+
+    Args:
+        disk: the file operations.
+        file: the file to write to.
+        given_up: an event that cancels the write when another thread sets it.
 
     Attributes:
-        size: bytes written so far.
+        size: the number of bytes written so far.
     """
 
     def __init__(self, disk: Disk, file: FileIO, given_up: threading.Event | None = None) -> None:
@@ -116,7 +121,7 @@ class Sink:
 
     def _write_and_hash(self, view: memoryview) -> None:
         """Write data while a second thread hashes them; return when both are done."""
-        failed = threading.Event()
+        failed = threading.Event()  # set if the write fails, so that the second thread stops
         name = "eventloop checkpoint hash"
         hasher = threading.Thread(target=self._hash_pieces, args=(failed, view), name=name, daemon=True)
         try:
@@ -131,7 +136,7 @@ class Sink:
             failed.set()
             raise
         finally:
-            hasher.join()  # it reads memory that the caller may reuse once this returns
+            hasher.join()  # the thread reads memory that the caller may reuse once this returns
 
     def _hash_pieces(self, failed: threading.Event, view: memoryview) -> None:
         """Hash data through a buffer in the CPU core's cache; stop when `failed` is set.
@@ -139,14 +144,14 @@ class Sink:
         Measured: SHA-256 takes 1.1 GB/s from memory and 1.8 GB/s from the cache; the copy into the cache runs
         at 10 GB/s.
         """
-        cached = memoryview(bytearray(CACHED))
+        buffer = memoryview(bytearray(CACHED))
         for start in range(0, len(view), CACHED):
             if failed.is_set():
                 return  # the hash of an incomplete file is not used
             piece = view[start : start + CACHED]
-            part = cached[: len(piece)]
-            part[:] = piece
-            self._hash.update(part)
+            cached = buffer[: len(piece)]
+            cached[:] = piece
+            self._hash.update(cached)
 
     def _write_pieces(self, view: memoryview) -> None:
         for start in range(0, len(view), PIECE):
@@ -194,9 +199,9 @@ def write_file(path: Path, write: Callable[[Sink], object], *, disk: Disk = DISK
 
 
 def run_together(works: Sequence[Callable[[], None]]) -> list[Exception | None]:
-    """Run functions at the same time, and return the error of each, or None, once all have ended.
+    """Run functions at the same time; once all have ended, return the error of each, or None.
 
-    Syncs of several files take as long as the longest of them, instead of one after the other.
+    Several syncs then take as long as the longest one, and not as long as all of them in a row.
     """
     errors: list[Exception | None] = [None] * len(works)
 
@@ -225,8 +230,8 @@ def run_together(works: Sequence[Callable[[], None]]) -> list[Exception | None]:
 def make_directories(path: Path, disk: Disk = DISK) -> None:
     """Create a directory and its missing parents, and make their names durable.
 
-    Names of existing parents are synced, too, up to the mount point: another program may have just created
-    them without a sync.
+    The names of existing parents are also made durable, up to the mount point, because another program may
+    have just created them without a sync. This is done once for each directory in a process (`_durable`).
 
     Raises:
         OSError: a directory cannot be created, or its name cannot be made durable.
@@ -253,5 +258,6 @@ _durable: set[tuple[str, int, int]] = set()
 
 
 def _identity(path: Path) -> tuple[str, int, int]:
-    found = path.stat()
-    return str(path), found.st_dev, found.st_ino
+    """Return the path of a directory and the numbers by which the system distinguishes it from others."""
+    status = path.stat()
+    return str(path), status.st_dev, status.st_ino

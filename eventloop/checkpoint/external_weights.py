@@ -23,10 +23,10 @@ _METADATA = frozenset({"format", "iter", "epoch", "eventloop"})
 
 
 def read_safetensors(path: Path, map_location: Any = "cpu") -> dict[str, torch.Tensor]:
-    """Read the tensors of a safetensors file by name, including tied tensors, which are stored once.
+    """Read the tensors of a safetensors file by name, with all names of tied tensors.
 
-    The metadata names the stored tensor for each tied one, as written by `safetensors.torch.save_model` and
-    by publishing.
+    A tied tensor is stored once. The metadata has the stored name for each of its other names, as
+    `safetensors.torch.save_model` and `publish` write it.
 
     Args:
         path: the file.
@@ -58,21 +58,26 @@ def read_safetensors(path: Path, map_location: Any = "cpu") -> dict[str, torch.T
     except SafetensorError as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
     tied = {
-        name: tensors[first] for name, first in metadata.items() if name not in _METADATA and first in tensors
+        name: tensors[stored]
+        for name, stored in metadata.items()
+        if name not in _METADATA and stored in tensors
     }
     return {**tied, **tensors}
 
 
 def whole_objects(error: Exception) -> str:
-    """Return what to do about a file with objects of classes, given PyTorch's error for it; else "".
+    """Return the remedy for a file that holds objects of classes; "" if PyTorch's error has another cause.
 
     PyTorch's own text has control codes of a terminal and recommends to execute the file's code.
+
+    Args:
+        error: the error that `torch.load(weights_only=True)` raised.
     """
-    found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
-    if found is None:
+    match = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+    if match is None:
         return ""
     return (
-        f"it holds objects of {found[1]}, as torch.save(model) writes them, and reading them would execute "
+        f"it holds objects of {match[1]}, as torch.save(model) writes them, and reading them would execute "
         "code of the file: save model.state_dict() instead"
     )
 
@@ -80,7 +85,14 @@ def whole_objects(error: Exception) -> str:
 def as_checkpoint(state: object, path: Path) -> dict[str, Any]:
     """Return the contents of a file as a mapping with the weights under `state_dict`.
 
-    The file may have the weights there, under one of `WRAPPINGS`, or contain nothing else.
+    In the file the weights may be under this key, under one of `WRAPPINGS`, or the whole contents.
+
+    Args:
+        state: the contents of the file.
+        path: the file, for the message.
+
+    Raises:
+        CheckpointError: the file has weights in none of these forms.
     """
     if isinstance(state, dict) and isinstance(state.get(WEIGHTS), Mapping):
         return state
@@ -89,7 +101,8 @@ def as_checkpoint(state: object, path: Path) -> dict[str, Any]:
     if isinstance(state, dict):
         for key in WRAPPINGS:
             if _are_weights(state.get(key)):
-                return {WEIGHTS: state[key], **{name: each for name, each in state.items() if name != key}}
+                others = {name: value for name, value in state.items() if name != key}
+                return {WEIGHTS: state[key], **others}
     raise CheckpointError(
         f"{path} is not a checkpoint of eventloop: expected a mapping with a '{WEIGHTS}', "
         f"{' or '.join(map(repr, WRAPPINGS))}, or a model's tensors by their names, {_found(state)}. "
@@ -108,6 +121,7 @@ def _are_weights(value: object) -> bool:
 
 
 def _found(state: object) -> str:
+    """Describe the contents of a file that has no weights, as the end of "expected ..., got ..."."""
     if not isinstance(state, Mapping):
         return f"got a {type(state).__name__}"
     return f"got one with {', '.join(map(repr, list(state)[:8]))}" if state else "got an empty one"

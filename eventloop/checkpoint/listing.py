@@ -33,7 +33,7 @@ from eventloop.util.errors import CheckpointError
 class Item(msgspec.Struct, kw_only=True):
     """The description of one checkpoint, or of a single file that can be read as one.
 
-    A single file has no manifest: the fields after `time` keep their defaults, except `whole`.
+    A single file has no manifest: its fields after `time` have their default values, except `whole`.
 
     Attributes:
         name: the name in the directory.
@@ -42,20 +42,20 @@ class Item(msgspec.Struct, kw_only=True):
         ranks: the number of ranks that have written it, if its model is sharded.
         epoch, iter, batch_idx: completed epochs, completed iterations, and completed batches of the current
             epoch.
-        best: the metrics for which it was one of the best when saved, with its scores; scores that are
-            not finite are the strings "nan", "inf" and "-inf".
-        best_now: the metrics for which it is the best now.
-        best_kept: the metrics for which it is among the `keep_best` best ones, which the run keeps.
+        best: the metrics for which it was one of the best when it was saved, with its scores; scores that
+            are not finite are the strings "nan", "inf" and "-inf".
+        best_now: the metrics for which it is the best of the directory now.
+        best_kept: the metrics for which it is among the best ones that the run keeps, as `keep_best` says.
         metrics: all scores of the last validation before it was saved.
         validated_at: the iteration of that validation.
         newest: True for the newest checkpoint of the lineage in this directory. `resume("auto")` uses
             it, unless another hook of the run has saved a newer one elsewhere.
-        abandoned: True if a run went back to an earlier checkpoint.
-        foreign: whether it is abandoned, and of another run than the newest one.
-        missing: the keys that a resume needs and that it lacks.
+        abandoned: True if a run went back to an earlier checkpoint, or a new run began after it.
+        foreign: True if it is abandoned, and of another run than the newest one.
+        missing: the keys that a resume needs and that it does not have.
         eventloop, torch: the versions that wrote it.
-        whole: True if its files were read and match their hashes, False if they do not match, if one is
-            missing or if one has another size; None if they were not read, or have no hash to compare with.
+        whole: True if its files were read and match their hashes. False if a file is missing, or has another
+            size or hash. None if the files were not read, or have no hash to compare with.
     """
 
     name: str
@@ -85,8 +85,8 @@ class Leftover(msgspec.Struct):
     Attributes:
         name: the name in the directory.
         bytes: the size of all its files.
-        process: the id of the process that writes it, on the machine that it runs on.
-        alive: whether that process lives, or may still be writing on another machine.
+        process: the id of the process that writes it, which may run on another machine.
+        alive: whether that process is alive, or may be alive on another machine.
     """
 
     name: str
@@ -112,25 +112,31 @@ class Inventory(msgspec.Struct):
 
 
 class Stock:
-    """The checkpoints of a directory at one moment, and the damage known so far.
+    """Check the checkpoints that a directory has at one moment, and remember which are damaged.
 
-    Sizes of files are compared at once. Contents are read and hashed on request, once. A checkpoint that a
-    run removes or replaces in the meantime is dropped from the stock, and does not count as damaged.
+    The constructor compares the sizes of files with the manifests. Contents are read and hashed on request,
+    once. A checkpoint that a run removes or replaces in the meantime is dropped, and does not count as
+    damaged.
 
     Args:
         directory: the directory.
-        owned: whether no other run lives in it; leftovers there are then of killed saves.
+        owned: whether this process owns the directory, so that no other run lives in it. Then temporary paths
+            there are left by killed saves.
+
+    Attributes:
+        found: the scan of the directory, without the checkpoints that a check found to be removed.
+        files: the single files of the directory, oldest first.
 
     Raises:
         OSError: the directory cannot be read.
     """
 
     def __init__(self, directory: Path, *, owned: bool = False) -> None:
-        os.scandir(directory).close()  # raises; a glob ignores a directory that it may not read
+        os.scandir(directory).close()  # raises the error of a directory that `glob` would silently skip
         self.directory, self.owned = directory, owned
         self.found = scan(directory)
         self.files = _single_files(directory, self.found)
-        self._damage: dict[Path, str | None] = {}
+        self._damage: dict[Path, str | None] = {}  # None for a path that was read, and is intact
         for path, manifest in [*self.found.manifests.items()]:
             self._judge(path, partial(check_sizes, manifest=manifest))
 
@@ -143,7 +149,7 @@ class Stock:
         return self._damage[path] if path in self.found.manifests else f"{path} does not exist any more"
 
     def _judge(self, path: Path, check: Callable[[Path], object]) -> bool:
-        """Return whether a checkpoint passes a check; note its damage unless the run has removed it."""
+        """Return whether a checkpoint passes a check; record its damage unless the run has removed it."""
         try:
             check(path)
         except CheckpointError as error:
@@ -163,7 +169,7 @@ class Stock:
             return False
 
     def could_be_whole(self, path: Path) -> bool:
-        """Return whether a checkpoint exists and no damage of it is known."""
+        """Return whether a checkpoint exists, as far as known, and has no known damage."""
         return path in self.found.manifests and self._damage.get(path) is None
 
     def verify(self) -> None:
@@ -180,7 +186,7 @@ class Stock:
                 self._damage[path] = str(error)
 
     def damaged(self) -> list[str]:
-        """Return a sentence for each checkpoint that is known to be damaged, or has no readable manifest."""
+        """Return a sentence for each checkpoint that has known damage or no readable manifest."""
         return [*self.found.damaged, *(reason for reason in self._damage.values() if reason is not None)]
 
     def missing(self, path: Path) -> list[str]:
@@ -191,12 +197,13 @@ class Stock:
         """Describe the directory with the damage known so far."""
         found = self.found
         best = {metric: found.ranking(metric)[: found.best_kept(metric)] for metric in found.watched()}
-        own = [path for path in self.found.paths if path in self.found.manifests]
-        items = [self._item(path, best) for path in [*self.files, *own]]
-        left = list_leftovers(self.directory, owned=self.owned)
-        return Inventory(str(self.directory), items, self.damaged(), left)
+        with_manifest = [path for path in found.paths if path in found.manifests]
+        items = [self._item(path, best) for path in [*self.files, *with_manifest]]
+        temporary = list_leftovers(self.directory, owned=self.owned)
+        return Inventory(str(self.directory), items, self.damaged(), temporary)
 
     def _item(self, path: Path, best: dict[str, list[Path]]) -> Item:
+        """Describe a checkpoint or single file, given the best checkpoints that are kept, by the metric."""
         manifest = self.found.manifests.get(path)
         if manifest is None:
             stat = path.stat()
@@ -229,7 +236,10 @@ class Stock:
 
 
 def _single_files(directory: Path, found: Found) -> list[Path]:
-    """Return the single files of a directory, also safetensors files, oldest first."""
+    """Return the single files of a directory, which a scan has found or which are safetensors files.
+
+    The oldest comes first.
+    """
     published = (path for path in directory.glob(f"[!.]*{SAFETENSORS}") if path.is_file())
     timed = []
     for path in itertools.chain((path for path in found.paths if path not in found.manifests), published):
@@ -244,10 +254,10 @@ def list_leftovers(directory: Path, *, owned: bool = False) -> list[Leftover]:
     Args:
         owned: whether this process owns the directory, so that no other run lives in it.
     """
-    found = [(path, process_of(path)) for path in sorted(leftovers(directory))]
+    paths = [(path, process_of(path)) for path in sorted(leftovers(directory))]
     return [
         Leftover(path.name, _bytes_of(path), writer.pid, is_alive(path, owned=owned))
-        for path, writer in found
+        for path, writer in paths
         if writer is not None
     ]
 
@@ -255,6 +265,6 @@ def list_leftovers(directory: Path, *, owned: bool = False) -> list[Leftover]:
 def _bytes_of(path: Path) -> int:
     total = 0
     with suppress(OSError):  # the path is being renamed or removed
-        for each in [path, *path.rglob("*")]:
-            total += each.stat().st_size if each.is_file() else 0
+        for file in [path, *path.rglob("*")]:
+            total += file.stat().st_size if file.is_file() else 0
     return total

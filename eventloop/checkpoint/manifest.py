@@ -22,16 +22,16 @@ from eventloop.util.errors import CheckpointError
 from eventloop.util.file_names import is_plain_name
 
 SCHEMA, SHARDED_SCHEMA = 1, 2
-"""The versions of the layout of a manifest, and of one of a checkpoint that several ranks have written."""
+"""The versions of a manifest's layout: of a checkpoint of one process, and of one of several ranks."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """The errors that a decoder raises for bytes of another format, for deep nesting or a too long number."""
 
 SAFETENSORS = ".safetensors"
 _PUBLISHED = re.compile(r".-(?P<digits>[0-9a-f]{8})$")
 _COUNTED = re.compile(r"00\d{6}|(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
-"""Matches a number padded with zeros, or a date.
+"""Matches eight digits that are a number padded with zeros, or a date.
 
-Other programs end names with such digits, which are not a hash.
+Other programs end names of files with such digits, so they do not count as a hash.
 """
 
 
@@ -46,9 +46,9 @@ class TensorEntry(msgspec.Struct, frozen=True):
     """The description of one tensor in the payload.
 
     Attributes:
-        name: the keys that lead to it, joined by dots.
+        name: the keys that lead to it in the state, joined by dots.
         dtype: PyTorch's name of its type, without "torch.".
-        shape: its sizes; empty for a nested tensor, whose parts may differ.
+        shape: its sizes; empty for a nested tensor, whose parts may have different sizes.
     """
 
     name: str
@@ -60,14 +60,15 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a manifest that `CheckpointHook` sets; all others are read from the state.
 
     Attributes:
-        sequence: the number in the order of saving, larger than that of every earlier checkpoint of the run's
-            hooks. No clock is trusted.
+        sequence: a number that grows with each checkpoint of the run's hooks, so that the order of saving is
+            known without trusting a clock.
         best: the metrics for which the checkpoint is one of the best so far, each with its rule: "greater" or
             "less".
         keep_best: the number of best checkpoints of each of these metrics that are kept; -1 keeps all.
         metrics: the scores of the last validation before the save; scores that are not finite are the strings
             "nan", "inf" and "-inf".
-        validated_at: the iteration of that validation; for a best checkpoint it is the checkpoint's own.
+        validated_at: the iteration of that validation; None before the first. For a best checkpoint it is
+            the iteration of the checkpoint.
     """
 
     sequence: int = 0
@@ -87,8 +88,9 @@ class Manifest(Label, frozen=True, kw_only=True):
 
     Attributes:
         schema: the version of this layout.
-        ranks: the number of ranks that have written the checkpoint; unset if rank 0 alone has.
-        save: the name of the directory that they wrote to, which distinguishes this save from all others.
+        ranks: the number of ranks that have written the checkpoint together; unset if one process has.
+        save: the name of the temporary directory that the ranks wrote to, which identifies the save; unset if
+            `ranks` is.
         iter, epoch, batch_idx: completed iterations, completed epochs, and completed batches of the current
             epoch.
         max_iters, max_epochs: the planned length of the run.
@@ -123,7 +125,7 @@ class Manifest(Label, frozen=True, kw_only=True):
 
 
 class _Versioned(msgspec.Struct):
-    """The field `schema` of a JSON file that begins with its own hash: the version of its format."""
+    """Decode only the version of the format of a file that begins with its own hash (`commit.sealed`)."""
 
     schema: Any = None
 
@@ -133,7 +135,7 @@ def encode_body(manifest: Manifest) -> bytes:
     try:
         body = msgspec.json.encode(manifest)
         msgspec.json.decode(body, type=Manifest)
-    except (*UNREADABLE, TypeError) as error:  # TypeError: a type that JSON cannot hold
+    except (*UNREADABLE, TypeError) as error:  # TypeError: a value of a type that JSON does not have
         raise CheckpointError(
             f"the {MANIFEST} of this checkpoint could not be read again, so the checkpoint is not saved: "
             f"{error}; it consists of the state's names, its 'meta' and the label: check the handlers' values"
@@ -147,8 +149,8 @@ def unseal(raw: bytes, path: Path, field: str, *schemas: int) -> bytes:
     Args:
         raw: the bytes of the file.
         path: the file's path, for the messages.
-        field: the field under which the file has the JSON.
-        schemas: the versions that are accepted in the JSON's field `schema`.
+        field: the name under which the file has its contents, which are JSON, besides their hash.
+        schemas: the versions that are accepted in the field `schema` of the contents.
 
     Raises:
         CheckpointError: the file is damaged, or its schema is not one of `schemas`.
@@ -180,14 +182,17 @@ def read_manifest(directory: Path) -> Manifest:
 def read_identified(directory: Path) -> tuple[Manifest, str]:
     """Read a manifest as `read_manifest` does, and return it with the SHA-256 of its bytes.
 
-    The manifest has the hashes of all other files, so this one identifies the checkpoint with all its bytes.
+    The manifest has the hashes of all other files, so its own hash identifies all bytes of the checkpoint.
+
+    Raises:
+        CheckpointError: as `read_manifest`.
     """
     path = directory / MANIFEST
     try:
         raw = path.read_bytes()
     except OSError as error:
-        what = "it was not completed" if not path.exists() else str(error)
-        raise CheckpointError(f"{directory} has no readable {MANIFEST}: {what}") from error
+        reason = "it was not completed" if not path.exists() else str(error)
+        raise CheckpointError(f"{directory} has no readable {MANIFEST}: {reason}") from error
     body = unseal(raw, path, "manifest", SCHEMA, SHARDED_SCHEMA)
     try:
         return msgspec.json.decode(body, type=Manifest), hashlib.sha256(raw).hexdigest()
@@ -196,31 +201,33 @@ def read_identified(directory: Path) -> tuple[Manifest, str]:
 
 
 _ATOMS = frozenset({str, int, float, bool, type(None)})
+"""The types of most values of a state, which contain no tensor."""
 
 
 def score(value: float) -> float | str:
-    """Return a number in a form that JSON can hold: NaN and infinities become strings."""
+    """Return a number in a form that JSON has: NaN and infinities become strings, such as "nan"."""
     return value if math.isfinite(value) else str(value)
 
 
 def tensor_table(state: Any) -> list[TensorEntry]:
     """Return the description of each tensor in a nested state, in order."""
-    found: list[TensorEntry] = []
-    _describe_in({"": state}, "", found)
-    return found
+    entries: list[TensorEntry] = []
+    _describe_in({"": state}, "", entries)
+    return entries
 
 
-def _describe_in(values: Mapping[Any, Any], prefix: str, found: list[TensorEntry]) -> None:
+def _describe_in(values: Mapping[Any, Any], prefix: str, entries: list[TensorEntry]) -> None:
+    """Add the description of each tensor in nested values to `entries`; names begin with `prefix`."""
     for key, value in values.items():
-        if type(value) in _ATOMS:  # most values are atoms
+        if type(value) in _ATOMS:  # first, as most values are of these types
             continue
         name = f"{prefix}{key}"
         if hasattr(value, "is_nested"):  # a tensor; this module imports no torch
             shape = () if value.is_nested else tuple(value.shape)
-            found.append(TensorEntry(name, str(value.dtype).removeprefix("torch."), shape))
+            entries.append(TensorEntry(name, str(value.dtype).removeprefix("torch."), shape))
         elif isinstance(value, Mapping | list | tuple):
             inner = value if isinstance(value, Mapping) else dict(enumerate(value))
-            _describe_in(inner, f"{name}." if name else "", found)
+            _describe_in(inner, f"{name}." if name else "", entries)
 
 
 # --- comparing files with the manifest ---------------------------------------------------------------------
@@ -264,7 +271,7 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
 
 
 def published_digits(name: str) -> str:
-    """Return the first digits of the SHA-256 at the end of a published file's name, or "" if it has none.
+    """Return the eight digits of a SHA-256 at the end of a published file's name, or "".
 
     torch.hub names its files in the same way.
     """
@@ -304,7 +311,13 @@ def open_verified(directory: Path, name: str, manifest: Manifest | None = None) 
     were compared, even if the checkpoint is renamed or removed in the meantime.
 
     Args:
+        directory: the checkpoint.
+        name: the name of the file to open.
         manifest: the manifest; None to read it from the directory.
+
+    Raises:
+        CheckpointError: a file is missing or differs from what was saved, or the manifest does not list
+            `name`.
     """
     manifest = read_manifest(directory) if manifest is None else manifest
     if name not in manifest.files:

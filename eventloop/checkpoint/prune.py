@@ -1,8 +1,7 @@
-"""Remove superfluous checkpoints and the leftovers of killed saves from a directory.
+"""Remove superfluous checkpoints, and the temporary paths of killed saves, from a directory.
 
-The command `eventloop checkpoints --prune` uses it: `make_plan` first, then `carry_out`. A checkpoint that is
-damaged, a link or a single file is never removed. The caller owns the directory. This module imports no
-torch.
+The command `eventloop checkpoints --prune` uses it: `make_plan` first, then `carry_out`. Damaged checkpoints,
+links and single files are never removed. The caller owns the directory. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +19,10 @@ from eventloop.temporary.leftovers import is_alive, remove
 
 
 class Plan(msgspec.Struct):
-    """The names to keep and to remove; damaged checkpoints, links and single files are in neither list."""
+    """The names of the checkpoints to keep and to remove, and of temporary paths of killed saves to remove.
+
+    Damaged checkpoints, links and single files are in no list.
+    """
 
     keep: list[str]
     remove: list[str]
@@ -30,34 +32,36 @@ class Plan(msgspec.Struct):
 def make_plan(stock: Stock, count: int) -> Plan:
     """Decide which checkpoints are kept: the newest, the best, and at least one to resume from.
 
-    For each metric as many are kept as its run keeps. Every file of a checkpoint to keep is read first; a
-    damaged one does not count, and the next one takes its place. If none is intact, nothing is removed.
+    For each metric the plan keeps as many best checkpoints as the run does. Every file of a checkpoint to
+    keep is read first. A damaged checkpoint does not count, and the next one takes its place. If all are
+    damaged, nothing is removed.
 
     Args:
         stock: the checkpoints of a directory.
         count: the number of newest checkpoints to keep.
     """
     found = stock.found
-    own = [path for path in found.newest_first() if not path.is_symlink()]
-    keep = set(_whole(stock, own, count))
+    candidates = [path for path in found.newest_first() if not path.is_symlink()]
+    keep = set(_whole(stock, candidates, count))
     for metric in found.watched():
-        ranked = [path for path in found.ranking(metric) if path in own]
+        ranked = [path for path in found.ranking(metric) if path in candidates]
         keep.update(_whole(stock, ranked, found.best_kept(metric)))
-    keep.update(
-        _whole(stock, (path for path in own if stock.could_be_whole(path) and not stock.missing(path)), 1)
-    )
-    rest = [path for path in reversed(own) if path not in keep and stock.could_be_whole(path)]
-    dead = [left.name for left in list_leftovers(stock.directory, owned=stock.owned) if not left.alive]
+    resumable = (path for path in candidates if stock.could_be_whole(path) and not stock.missing(path))
+    keep.update(_whole(stock, resumable, 1))
+    oldest_first = candidates[::-1]
+    superfluous = [path for path in oldest_first if path not in keep and stock.could_be_whole(path)]
+    temporary = list_leftovers(stock.directory, owned=stock.owned)
     return Plan(
-        keep=[path.name for path in reversed(own) if path in keep],
-        remove=[path.name for path in rest] if keep else [],
-        leftovers=dead if keep else [],
+        keep=[path.name for path in oldest_first if path in keep],
+        remove=[path.name for path in superfluous] if keep else [],
+        leftovers=[path.name for path in temporary if not path.alive] if keep else [],
     )
 
 
 def _whole(stock: Stock, paths: Iterable[Path], count: int) -> Iterable[Path]:
+    """Return the first `count` paths whose checkpoints are intact; no other checkpoints are read."""
     whole = (path for path in paths if stock.damage_of(path) is None)
-    return islice(whole, min(count, sys.maxsize))  # islice refuses greater numbers
+    return islice(whole, min(count, sys.maxsize))  # `islice` refuses greater numbers
 
 
 def carry_out(stock: Stock, plan: Plan) -> list[str]:
@@ -69,28 +73,28 @@ def carry_out(stock: Stock, plan: Plan) -> list[str]:
     changed = [name for name in plan.keep if not stock.is_same(stock.directory / name)]
     if changed:
         return [f"nothing was removed: {', '.join(changed)} changed meanwhile; run the command again"]
-    failed = []
+    errors = []
     for name in plan.remove:
         path = stock.directory / name
         try:
             if stock.is_same(path):
                 remove_checkpoint(path)
             elif path.exists():
-                failed.append(f"{path} was not removed: it changed meanwhile")
+                errors.append(f"{path} was not removed: it changed meanwhile")
         except FileNotFoundError:  # removed by the run itself
             continue
         except OSError as error:
-            failed.append(f"{path} was not removed: {error}")
-    return [*failed, *_remove_leftovers(stock, plan.leftovers)]
+            errors.append(f"{path} was not removed: {error}")
+    return [*errors, *_remove_leftovers(stock, plan.leftovers)]
 
 
 def _remove_leftovers(stock: Stock, names: Iterable[str]) -> list[str]:
-    failed = []
+    errors = []
     for path in (stock.directory / name for name in names):
-        if is_alive(path, owned=stock.owned):  # of an earlier version, and a new process has the old id
+        if is_alive(path, owned=stock.owned):  # since the plan, a new process may have got the id in the name
             continue
         try:
             remove(path)
         except OSError as error:
-            failed.append(f"{path} was not removed: {error}")
-    return failed
+            errors.append(f"{path} was not removed: {error}")
+    return errors

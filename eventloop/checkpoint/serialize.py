@@ -1,6 +1,6 @@
-"""Encode a state as the records of `torch.save`'s file, and describe it in a manifest.
+"""Encode a state as the records of a file of `torch.save`, and describe it in a manifest.
 
-The saver and `save_checkpoint` use it; `commit` writes the result, in a process that needs no torch.
+The saver and `save_checkpoint` use it. `commit` writes the result, in a process that does not import torch.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from eventloop.processes.shared_memory import Mapped, Record
 from eventloop.state.sharded import NO_SHARDS_THERE, refuse_sharded
 from eventloop.state.tensors import tensors_of
 
-_PROTOCOL = 2  # of the pickle that `torch.load(weights_only=True)` reads
+_PROTOCOL = 2  # the version of pickle that `torch.load(weights_only=True)` reads
 _STORAGES = frozenset({TypedStorage, UntypedStorage})
 _NO_LABEL = Label()
 _NOTHING: Mapping[int, Any] = {}
 
 Rebuilt = Mapping[int, tuple[Any, ...]]
-"""The results of `__reduce_ex__` of tensors, by `id`; this call takes ten times as long as pickling."""
+"""The results of tensors' `__reduce_ex__`, by the tensors' `id`.
+
+Each call takes ten times as long as pickling its result.
+"""
 
 
 def serialize(state: Mapping[str, Any], path: Path, label: Label = _NO_LABEL) -> Save:
@@ -54,12 +57,13 @@ def serialize(state: Mapping[str, Any], path: Path, label: Label = _NO_LABEL) ->
 def records_of(
     value: Any, rebuilt: Rebuilt = _NOTHING, memory: Mapping[int, Mapped] = _NOTHING
 ) -> tuple[Record, ...]:
-    """Return a value as the records of `torch.save`'s file.
+    """Return a value as the records of a file of `torch.save`: its pickle, then the bytes of each storage.
 
     Args:
         value: the value.
         rebuilt: known results of `__reduce_ex__` of tensors in the value.
-        memory: the shared memory of storages, by `data_ptr`; the result refers to it and has no copy of it.
+        memory: by the `data_ptr` of a storage, the description of its shared memory, which the result has in
+            place of the bytes.
     """
     pickle_bytes, storages = pickled(value, rebuilt)
     records: list[Record] = [("data.pkl", pickle_bytes)]
@@ -69,7 +73,14 @@ def records_of(
 
 
 def pickled(value: Any, rebuilt: Rebuilt = _NOTHING) -> tuple[bytes, dict[str, UntypedStorage]]:
-    """Return the record `data.pkl` of `torch.save`'s file, and by key the storages of `data/<key>`."""
+    """Pickle a value as `torch.save` does, without the bytes of its tensors.
+
+    Args:
+        value, rebuilt: as in `records_of`.
+
+    Returns:
+        The record `data.pkl`, and by key the storages whose bytes the records `data/<key>` have.
+    """
     stream = io.BytesIO()
     pickler = _Pickler(stream, rebuilt)
     pickler.dump(value)
@@ -83,7 +94,7 @@ class _Pickler(pickle.Pickler):
         super().__init__(stream, protocol=_PROTOCOL)
         self.storages: dict[str, UntypedStorage] = {}
         """The tensors' storages, by the key of the record that holds their bytes."""
-        self._keys: dict[int, str] = {}
+        self._keys: dict[int, str] = {}  # of the storages, by the address of their C++ object
         self._rebuilt = rebuilt
 
     def reducer_override(self, value: Any) -> Any:
@@ -105,14 +116,20 @@ class _Pickler(pickle.Pickler):
 
 
 def bytes_of_storage(storage: UntypedStorage) -> bytes | memoryview:
-    """Return the bytes of a storage; for the CPU as a view, which keeps the storage alive."""
+    """Return the bytes of a storage as a view, which keeps the storage alive; a device's are copied first."""
     if storage.device.type != "cpu":
         storage = storage.cpu()
     return bytes_at(storage.data_ptr(), storage.nbytes(), storage)
 
 
 def bytes_at(address: int, size: int, owner: object) -> bytes | memoryview:
-    """Return a view of host memory, which keeps the owner of the memory alive."""
+    """Return a view of host memory, which keeps the owner of the memory alive.
+
+    Args:
+        address: the address of the first byte.
+        size: the number of bytes.
+        owner: an object whose end would free the memory.
+    """
     if not size:
         return b""
     array = (ctypes.c_ubyte * size).from_address(address)
@@ -121,7 +138,7 @@ def bytes_at(address: int, size: int, owner: object) -> bytes | memoryview:
 
 
 def manifest_of(state: Mapping[str, Any], label: Label) -> Manifest:
-    """Return the manifest of a state, without files."""
+    """Return the manifest of a state; its `files` are empty, because nothing is written yet."""
     meta = state.get("meta", {})
     position = meta.get("position", {})
     return Manifest(

@@ -3,12 +3,13 @@
 `state.pth` is the state as `torch.save` writes it: a mapping with MMEngine's keys `meta` (counters),
 `state_dict` (the model), `optimizer`, `param_schedulers`, `hooks` (by name) and `rng`; plain
 `torch.load(path, weights_only=True)` reads it. `manifest.json` describes the state and has the SHA-256 of
-every file; it is written last. A checkpoint that several ranks have written also has shards, see `sharded`.
-`Trainer.resume` reads through this module; the saver encodes with `serialize` and writes with `commit`.
+every file; it is written last. A checkpoint that several ranks have written also has shards (`sharded`),
+files with the chunks of tensors. `Trainer.resume` reads checkpoints with this module. The saver does not use
+it: it encodes with `serialize` and writes with `commit`.
 
 Invariants at every moment, also after a power cut: a checkpoint that has its final name has all its bytes; no
 checkpoint is overwritten; no checkpoint is removed before its successor is durable. The newest and the best
-are found by reading the manifests, so no pointer file can be wrong.
+are found by reading the manifests, so there is no pointer file that could be wrong.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def save_checkpoint(
     checkpoint stays until the new one is durable under another name.
 
     Args:
+        state: the state.
+        path: the checkpoint's path.
         label: the fields of the manifest that cannot be read from the state, such as its sequence number.
         disk: the file operations, which tests replace.
 
@@ -69,12 +72,12 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
 
     Args:
         path: a checkpoint's directory, or a single file that was published or written by another program;
-            single files are read without checking a hash. A file of bare weights, of torch or safetensors, is
-            returned as a checkpoint with only a `state_dict`.
+            single files are read without checking a hash. A file that has only weights, of torch or
+            safetensors, is returned as a checkpoint with only a `state_dict`.
         map_location: the device to load tensors to, as in `torch.load`; for safetensors only a device.
 
     Raises:
-        FileNotFoundError: the path does not exist (with the checkpoints that exist in its folder).
+        FileNotFoundError: the path does not exist; the message names checkpoints of its folder.
         CheckpointError: the path is not a checkpoint, is incomplete, is damaged, or has a later version.
         TypeError: `map_location` is not a device, for safetensors.
         ImportError: the file needs safetensors, which is not installed.
@@ -90,7 +93,7 @@ class Loaded(NamedTuple):
         state: its state.
         sha256: the SHA-256 of its manifest, which identifies all its bytes; "" for a single file.
         shards: the shards that are not read yet, if several ranks have written it.
-        last: the last sequence number of the directories that were scanned for it, before it was read.
+        last: the last sequence number in the directories that were scanned to find it; 0 without a scan.
     """
 
     path: Path
@@ -105,25 +108,25 @@ def read_checkpoint(
     map_location: Any = "cpu",
     live: Callable[[str], torch.Tensor | None] = lambda name: None,
 ) -> Loaded:
-    """Read a checkpoint as `load_checkpoint` does, and return also what identifies it.
+    """Read a checkpoint as `load_checkpoint` does, and return it with its path and its manifest's hash.
 
     Args:
         path, map_location: as in `load_checkpoint`.
-        live: returns the tensor of this process that has a parameter's name, if it has one. Of a DTensor only
-            this rank's part is read from shards.
+        live: returns this process's tensor with the name of a parameter, or None. If that is a DTensor, only
+            this rank's part of it is read from the shards.
     """
     loaded = read_small_part(path, map_location)
     if loaded.shards is None:
         return loaded
-    if wrong := loaded.shards.damage():
-        raise CheckpointError(wrong)
+    if damage := loaded.shards.damage():
+        raise CheckpointError(damage)
     is_device = isinstance(map_location, str | torch.device)
     state = loaded.shards.fill(loaded.state, live, device=map_location if is_device else "cpu")
     return loaded._replace(state=state, shards=None)
 
 
 def read_small_part(path: str | Path, map_location: Any = "cpu", rank: int | None = None) -> Loaded:
-    """Read a checkpoint without its shards, if several ranks have written it; else the whole.
+    """Read a checkpoint without its shards; if it has no shards, read it completely.
 
     Args:
         path, map_location: as in `load_checkpoint`.
@@ -133,8 +136,8 @@ def read_small_part(path: str | Path, map_location: Any = "cpu", rank: int | Non
     if path.suffix in SUFFIXES and not path.exists() and path.with_suffix("").is_dir():
         path = path.with_suffix("")  # MMEngine's checkpoints are files, with a suffix
     if not path.exists():
-        there = [p.name for p in find_checkpoints(path.parent)]
-        hint = suggest(path.name, there) if there else f": {path.parent} holds no checkpoint"
+        existing = [checkpoint.name for checkpoint in find_checkpoints(path.parent)]
+        hint = suggest(path.name, existing) if existing else f": {path.parent} holds no checkpoint"
         raise FileNotFoundError(f"no checkpoint at {path}{hint}")
     if path.suffix == SAFETENSORS and not path.is_dir():
         return Loaded(path, as_checkpoint(read_safetensors(path, map_location), path))
@@ -153,8 +156,8 @@ def _read_sharded(path: Path, manifest: Manifest, sha256: str, map_location: Any
 
     shards = Shards.of(path, manifest)
     payload = _read_state(shards.small_file(PAYLOAD), path, map_location)
-    own = {each: _load(file, path, map_location) for each, file in shards.own_files(rank).items()}
-    return Loaded(path, {**payload, "ranks": own}, sha256, shards)
+    own_states = {owner: _load(file, path, map_location) for owner, file in shards.own_files(rank).items()}
+    return Loaded(path, {**payload, "ranks": own_states}, sha256, shards)
 
 
 def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]:
@@ -162,6 +165,7 @@ def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]
 
 
 def _load(file: BinaryIO, path: Path, map_location: Any) -> Any:
+    """Read what `torch.save` has written, without executing code; raise CheckpointError for other files."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch 2.15 warns of each sparse tensor
@@ -174,23 +178,24 @@ def _load(file: BinaryIO, path: Path, map_location: Any) -> Any:
 
 
 def _other_file(file: BinaryIO) -> str:
-    """Return what was expected of a file that `torch.save` has not written, such as a text; else ""."""
+    """Return an error text for a file that `torch.save` has not written, such as a text file; else ""."""
     file.seek(0)
     begin = file.read(16)
-    if begin.startswith((b"PK", b"\x80\x02")):  # a zip archive; before PyTorch 1.6 a pickle
+    # torch.save writes a zip archive; before PyTorch 1.6 it wrote a pickle
+    if begin.startswith((b"PK", b"\x80\x02")):
         return ""
     return f"expected a file that torch.save has written, got one that begins with {begin!r}"
 
 
 def _with_own_bytes(value: Any) -> Any:
-    """Give each vector of bytes in a state a storage of its own; in a file several share one.
+    """Give each vector of uint8 in a state a storage of its own, because several share one in a file.
 
-    Such vectors are states of random generators. `set_state` of a `torch.Generator` reads them from the start
-    of the storage, wherever the vector begins, and ends the process if it finds something else there.
+    Such vectors are states of random generators. `set_state` of a `torch.Generator` reads a state from the
+    start of the storage, wherever the vector begins, and ends the process if other bytes are there.
     """
     if isinstance(value, torch.Tensor):
-        shares = value.dtype == torch.uint8 and value.ndim == 1
-        return value.clone() if shares and value.numel() != value.untyped_storage().nbytes() else value
+        is_vector = value.dtype == torch.uint8 and value.ndim == 1
+        return value.clone() if is_vector and value.numel() != value.untyped_storage().nbytes() else value
     if type(value) is tuple:
         return tuple([_with_own_bytes(item) if isinstance(item, _NESTED) else item for item in value])
     if type(value) in (dict, list):
@@ -201,6 +206,7 @@ def _with_own_bytes(value: Any) -> Any:
 
 
 _NESTED = (torch.Tensor, dict, list, tuple)
+"""The types of values in a state that are, or may contain, tensors."""
 
 
 Check = Callable[[dict[str, Any], str], object]
@@ -227,14 +233,22 @@ def load_newest(
 def read_newest(
     directory: str | Path | Sequence[str | Path], check: Check | None = None, read: Read | None = None
 ) -> Loaded:
-    """Read the newest intact checkpoint as `load_newest` does, and return also what identifies it."""
-    found, loaded = _first_whole(_places(directory), lambda found: found.paths[::-1], check, read)
-    if left := found.abandoned_after(loaded.path):
+    """Read the newest intact checkpoint as `load_newest` does, with its manifest's hash.
+
+    Args:
+        directory, check: as in `load_newest`.
+        read: the function that reads a checkpoint; None means `read_checkpoint`.
+
+    Raises:
+        FileNotFoundError: no checkpoint can be used.
+    """
+    found, loaded = _first_whole(_directories(directory), lambda found: found.paths[::-1], check, read)
+    if abandoned := found.abandoned_after(loaded.path):
         logger.warning(
             "%s is the newest checkpoint of the current lineage; a run went back before it saved %s, "
             "which are passed over",
             loaded.path,
-            ", ".join(left),
+            ", ".join(abandoned),
         )
     return loaded
 
@@ -244,6 +258,10 @@ def read_older(
 ) -> Loaded:
     """Read the newest intact checkpoint of the current lineage that has fewer iterations than `iteration`.
 
+    Args:
+        directory, check, read: as in `read_newest`.
+        iteration: a number of completed iterations.
+
     Raises:
         FileNotFoundError: no such checkpoint can be used.
     """
@@ -252,7 +270,7 @@ def read_older(
         on_line = [path for path in found.newest_first() if path not in found.abandoned]
         return [path for path in on_line if found.manifests[path].iter < iteration]
 
-    return _first_whole(_places(directory), choose, check, read)[1]
+    return _first_whole(_directories(directory), choose, check, read)[1]
 
 
 def load_best(
@@ -283,21 +301,30 @@ def read_best(
     prefer: Sequence[str] = (),
     read: Read | None = None,
 ) -> Loaded:
-    """Read the best intact checkpoint as `load_best` does, and return also what identifies it."""
-    places = _places(directory)
+    """Read the best intact checkpoint as `load_best` does, with its manifest's hash.
+
+    Args:
+        directory, metric, check, prefer: as in `load_best`.
+        read: the function that reads a checkpoint; None means `read_checkpoint`.
+
+    Raises:
+        FileNotFoundError: as `load_best`.
+    """
+    directories = _directories(directory)
 
     def ranked(found: Found) -> list[Path]:
-        known = found.watched()
-        preferred = next((each for each in prefer if each in known), known[0] if known else None)
+        with_best = found.watched()
+        default = with_best[0] if with_best else None
+        preferred = next((each for each in prefer if each in with_best), default)
         chosen = preferred if metric is None else metric
-        if chosen is None or chosen not in known:
-            what = f"of {chosen!r}{suggest(chosen, known)}" if chosen and known else "at all"
+        if chosen is None or chosen not in with_best:
+            what = f"of {chosen!r}{suggest(chosen, with_best)}" if chosen and with_best else "at all"
             raise FileNotFoundError(
-                f"{_holding(places)} no best checkpoint {what}: CheckpointHook(save_best=...) saves one"
+                f"{_holding(directories)} no best checkpoint {what}: CheckpointHook(save_best=...) saves one"
             )
         return found.ranking(chosen)
 
-    found, loaded = _first_whole(places, ranked, check, read)
+    found, loaded = _first_whole(directories, ranked, check, read)
     if loaded.path in found.foreign:
         logger.warning(
             "%s is of an earlier run: the newest run has no best checkpoint that can be used", loaded.path
@@ -305,16 +332,17 @@ def read_best(
     return loaded
 
 
-def _places(directory: str | Path | Sequence[str | Path]) -> list[str | Path]:
+def _directories(directory: str | Path | Sequence[str | Path]) -> list[str | Path]:
     return [directory] if isinstance(directory, str | Path) else list(directory)
 
 
-def _holding(places: Sequence[str | Path]) -> str:
-    return f"{' and '.join(map(str, places))} {'holds' if len(places) == 1 else 'hold'}"
+def _holding(directories: Sequence[str | Path]) -> str:
+    """Return the begin of a sentence about directories: "a holds" or "a and b hold"."""
+    return f"{' and '.join(map(str, directories))} {'holds' if len(directories) == 1 else 'hold'}"
 
 
 def _first_whole(
-    places: Sequence[str | Path],
+    directories: Sequence[str | Path],
     order: Callable[[Found], Sequence[Path]],
     check: Check | None,
     read: Read | None,
@@ -324,13 +352,16 @@ def _first_whole(
     The directories are scanned again if a run replaced a checkpoint after the scan.
 
     Args:
-        places: the directories.
-        order: a function that sorts the checkpoints of a scan, the preferred one first.
+        directories: the directories.
+        order: returns the checkpoints of a scan that may be used, the preferred one first.
         check: an additional check, as in `load_newest`.
-        read: reads one checkpoint; `read_checkpoint` by default.
+        read: the function that reads a checkpoint; None means `read_checkpoint`.
+
+    Raises:
+        FileNotFoundError: no checkpoint can be used.
     """
     for scan_number in range(1, MOST_SCANS + 1):
-        found = scan(*places)
+        found = scan(*directories)
         passed, gone = list(found.damaged), False
         for path in order(found):
             try:
@@ -348,7 +379,7 @@ def _first_whole(
         if not gone:
             break
     reasons = "".join(f"; {reason}" for reason in passed)
-    raise FileNotFoundError(f"{_holding(places)} no checkpoint to resume from{reasons}")
+    raise FileNotFoundError(f"{_holding(directories)} no checkpoint to resume from{reasons}")
 
 
 def latest_checkpoint(directory: str | Path, check: Check | None = None) -> Path:

@@ -26,9 +26,9 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 OWN = "own_state_dict"
-"""The key of the weights with which a resumed run continues, if `state_dict` holds an average."""
+"""The checkpoint's key of the weights that a resumed run trains on, if `state_dict` has their average."""
 LOADS_OWN = "loads_own"
-"""The key that is True if `load_checkpoint` loads those weights too, because the average goes elsewhere."""
+"""The key that makes `load_checkpoint` load the weights under `OWN`, as a hook loads the average itself."""
 _WRAPPERS = ("module.", "_orig_mod.")
 """The prefixes that DistributedDataParallel and `torch.compile` add to names."""
 _ADVICE = (
@@ -92,10 +92,10 @@ def check_model_state(
 ) -> list[str]:
     """Check that weights fit a model; return a line for each name that only one of them has.
 
-    A model cannot hold weights of another kind, such as floating-point values in a buffer of integers, or
-    beyond the range of its type, such as 300 in int8 or 1e5 in float16. Kinds
-    and shapes are not compared for modules with their own loading method, such as the observers of
-    quantization, nor for the results of `get_extra_state`: they may depend on the data seen so far.
+    A model cannot hold weights of another kind, such as floating-point values in a buffer of integers. Nor
+    can it hold values beyond the range of its type, such as 300 in int8 or 1e5 in float16. Modules with their
+    own loading method, such as the observers of quantization, are not compared, because their shapes and
+    kinds may depend on the data seen so far. Nor are the shapes of results of `get_extra_state`.
 
     Args:
         model: the model, which may have DTensors.
@@ -112,19 +112,20 @@ def check_model_state(
     """
     refuse_old_shards(f"loading {source}", model)
     own, free = model.state_dict(), _loading_by_themselves(model)
+    # without most names, for speed: between plain tensors of one shape and type nothing can differ
     others = [name for name in own if name in state and not _are_alike(own[name], state[name])]
-    wrong = [
+    misfits = [
         f"{name}: the checkpoint has {_shape(state[name])}, the model {_shape(own[name])}"
         for name in others
         if not is_lazy(own[name]) and _shape(state[name]) != _shape(own[name])
         if not name.startswith(free) and not is_extra_state(name)
     ]  # a lazy module takes the shape that is loaded
-    wrong += [
+    misfits += [
         f"{name}: the checkpoint has {what}, the model {_kind(own[name])}, which cannot hold it"
         for name in others
         if not name.startswith(free) and (what := _not_held(own[name], state[name]))
     ]
-    wrong += [
+    misfits += [
         f"{name}: the checkpoint has the layout {_layout(state[name])}, the model {_layout(own[name])}"
         for name in others
         if is_dtensor(state[name]) and _layout(state[name]) != _layout(own[name])
@@ -139,10 +140,10 @@ def check_model_state(
         for name in state
         if name not in own
     ]
-    named = strict or (bool(own) and own.keys().isdisjoint(state))
-    if wrong or (named and strangers):
-        lines = "\n  ".join(wrong + (strangers if named else []))
-        advice = renaming_advice(own, state) + _ADVICE if named else _ADVICE
+    refuses_strangers = strict or (bool(own) and own.keys().isdisjoint(state))
+    if misfits or (refuses_strangers and strangers):
+        lines = "\n  ".join(misfits + (strangers if refuses_strangers else []))
+        advice = renaming_advice(own, state) + _ADVICE if refuses_strangers else _ADVICE
         raise CheckpointError(f"{source} does not fit the model; nothing was loaded:\n  {lines}\n{advice}")
     return strangers
 
@@ -177,14 +178,22 @@ def renaming_advice(own: Mapping[str, Any], state: Mapping[str, Any]) -> str:
 
 
 def _renamed(gone: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
-    """Return the new name of each gone one that only one fits, by the shape and the end of the name."""
+    """Return the new name of each renamed entry, by its old name, as far as it is certain.
+
+    Two names fit if their shapes are equal, and they have more parts at the end in common than other such
+    pairs. A pair is returned if the two names fit each other and no other name.
+
+    Args:
+        gone: the shapes of the entries that only the weights have, by name.
+        new: the shapes of the entries that only the model has, by name.
+    """
 
     def fitting(name: str, shape: Any, others: Mapping[str, Any]) -> list[str]:
-        ends = {each: len(_common_end(name, each)) for each, other in others.items() if other == shape}
-        return [each for each, length in ends.items() if length == max(ends.values())]
+        lengths = {other: len(_common_end(name, other)) for other, its in others.items() if its == shape}
+        return [other for other, length in lengths.items() if length == max(lengths.values())]
 
-    found = {name: fits[0] for name, shape in gone.items() if len(fits := fitting(name, shape, new)) == 1}
-    return {old: name for old, name in found.items() if fitting(name, new[name], gone) == [old]}
+    pairs = {old: fits[0] for old, shape in gone.items() if len(fits := fitting(old, shape, new)) == 1}
+    return {old: name for old, name in pairs.items() if fitting(name, new[name], gone) == [old]}
 
 
 def _common_end(a: str, b: str) -> list[str]:
@@ -194,6 +203,7 @@ def _common_end(a: str, b: str) -> list[str]:
 
 
 def _without_common_end(a: str, b: str) -> tuple[str, str]:
+    """Return the beginnings by which two names differ, such as "net." and "backbone."."""
     length = sum(len(part) + 1 for part in _common_end(a, b))
     return a[: len(a) - length], b[: len(b) - length]
 
@@ -215,6 +225,10 @@ def prepare_model_state(
     they are loaded during this call, and `rollback` restores the former weights after an error; the returned
     function then does nothing.
 
+    Args:
+        model, state, strict, source: as in `check_model_state`.
+        rollback: gets a function that restores the former weights, if they may change during this call.
+
     Raises:
         CheckpointError: `check_model_state` refuses the weights, or a module does.
         TypeError: the model is sharded by FSDP1 or has a ShardedTensor.
@@ -223,17 +237,16 @@ def prepare_model_state(
     strangers = check_model_state(model, state, strict=strict, source=source)
     state = in_parts(model, state)
     if _may_be_refused(model, state):
-        before = copy.deepcopy(
-            model.state_dict()
-        )  # its attribute `_metadata` has the versions of the modules
+        # a deep copy also has the attribute `_metadata`, with the versions of the modules
+        before = copy.deepcopy(model.state_dict())
         for name in [name for name, value in before.items() if is_lazy(value)]:
             del before[name]
         rollback.on_rollback("the model", partial(model.load_state_dict, before, strict=False))
         try:
             model.load_state_dict(state, strict=False)
         except Exception as error:
-            what = f"{source} does not fit the model; nothing was loaded: {error_text(error)}"
-            raise CheckpointError(f"{what}\n{_ADVICE}") from error
+            message = f"{source} does not fit the model; nothing was loaded: {error_text(error)}"
+            raise CheckpointError(f"{message}\n{_ADVICE}") from error
 
         return (lambda: None), strangers
     return partial(model.load_state_dict, state, strict=False), strangers
@@ -245,7 +258,7 @@ def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping
     A prefix is removed only if no name of the weights exists in the model.
     """
     own, renamed = model.state_dict().keys(), OrderedDict(state)
-    # the versions of the modules, by which modules such as the observers of quantization load old states
+    # `_metadata` has the modules' versions, which modules such as observers of quantization need to load
     renamed._metadata = dict(getattr(state, "_metadata", {}))  # type: ignore[attr-defined]
     while renamed and own.isdisjoint(renamed):
         prefix = next(
@@ -258,12 +271,13 @@ def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping
 
 
 def in_parts(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return weights with this rank's part in place of each whole tensor that is a DTensor in the model."""
+    """Return weights with this rank's part in place of each tensor that is a DTensor in the model."""
     own, parts = model.state_dict(), OrderedDict(state)
+    # `_metadata` has the modules' versions, which some modules need to load
     parts._metadata = getattr(state, "_metadata", {})  # type: ignore[attr-defined]
     for name, value in state.items():
-        whole = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
-        if whole and is_dtensor(own.get(name)) and _shape(value) == _shape(own[name]):
+        is_whole = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+        if is_whole and is_dtensor(own.get(name)) and _shape(value) == _shape(own[name]):
             parts[name] = part_of(value, own[name])
     return parts
 
@@ -280,15 +294,16 @@ def _loading_by_themselves(model: torch.nn.Module) -> tuple[str, ...]:
 
 
 _TORCH, _FSDP2 = "torch.nn.modules.", "torch.distributed.fsdp."
+"""The beginnings of the names of the modules that define PyTorch's layers, and FSDP2."""
 
 
 def _are_of(package: str, functions: Iterable[Any]) -> bool:
-    """Return whether all functions are defined in the modules of a package."""
+    """Return whether all functions are defined in modules whose names begin with `package`."""
     return not [each for each in functions if not str(getattr(each, "__module__", "")).startswith(package)]
 
 
 def _may_be_refused(model: torch.nn.Module, state: Mapping[str, Any]) -> bool:
-    """Return whether loading might fail, because it does more than copy dense tensors."""
+    """Return whether the model might refuse weights: whether it does more than copy dense tensors."""
     own = model.state_dict()
     tensors = [value for name in own if name in state for value in (own[name], state[name])]
     functions, hooks = list[Any](), list[Any]()
@@ -296,7 +311,7 @@ def _may_be_refused(model: torch.nn.Module, state: Mapping[str, Any]) -> bool:
         functions += (module.load_state_dict, module._load_from_state_dict, module.set_extra_state)
         hooks += module._load_state_dict_pre_hooks.values()
         hooks += module._load_state_dict_post_hooks.values()
-    # hooks of FSDP2 only let go of gathered weights, and refuse nothing
+    # the hooks of FSDP2 only free gathered weights, and refuse nothing
     return not (all(map(_is_plain, tensors)) and _are_of(_TORCH, functions) and _are_of(_FSDP2, hooks))
 
 
@@ -312,12 +327,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def _not_held(own: Any, saved: Any) -> str:
-    """Return what of a saved tensor its place in the model cannot hold, or "".
+    """Describe what a tensor of the model cannot hold of a saved tensor; return "" if it can hold all.
 
-    That is its type, by PyTorch's rules of casting, or values out of the range of the model's type.
+    It cannot hold a type that PyTorch does not cast to its own, or values out of the range of its type.
     """
-    both = isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor)
-    if not both or is_lazy(own) or own.is_quantized or own.dtype == saved.dtype:
+    are_tensors = isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor)
+    if not are_tensors or is_lazy(own) or own.is_quantized or own.dtype == saved.dtype:
         return ""
     if not torch.can_cast(saved.dtype, own.dtype):
         return _kind(saved)
@@ -340,10 +355,12 @@ def _kind(value: Any) -> str:
 
 
 def _layout(value: Any) -> Any:
+    """Return the placements and the mesh of a DTensor, or a text for any other tensor."""
     return (value.placements, value.device_mesh) if is_dtensor(value) else "of a plain tensor"
 
 
 def _shape(value: Any) -> tuple[int, ...] | str:
+    """Return the shape of a tensor, or a text for a lazy one; the name of its class for any other value."""
     if is_lazy(value):
         return "no shape yet"
     return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__

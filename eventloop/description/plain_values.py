@@ -21,7 +21,8 @@ LONGEST = 200
 def plain_value(value: Any, depth: int = 0) -> Any:
     """Convert a value to None, bool, str, int, float, or lists and dicts of these.
 
-    Any other object becomes its `repr`, cut to `LONGEST` characters, and so do NaN and infinities.
+    A path becomes a str. Any other object becomes its `repr`, cut to `LONGEST` characters, and so do NaN,
+    infinities and integers of more than 63 bits.
 
     Args:
         depth: the number of mappings and lists around the value.

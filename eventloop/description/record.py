@@ -51,10 +51,13 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     trainable: int = 0
     """The number of these elements that are trained."""
     device: str = ""
+    """The device of the model."""
     ranks: int = 1
+    """The number of ranks that train together."""
     python: str = ""
     torch: str = ""
     eventloop: str = ""
+    """The versions of Python, PyTorch and eventloop."""
     config: dict[str, Any] = {}
     """The settings that the program gave as `Trainer(config=...)`."""
     options: dict[str, Any] = {}

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def argument_meant(classes: Iterable[str], name: str) -> str:
-    """Return the replacement of an unknown argument, as the end of an error message, or "".
+    """Return the replacement of an unknown argument, as the end of an error message; "" without any.
 
     Args:
         classes: the names of the class and its bases.
@@ -63,7 +63,7 @@ class _Signature:
     """Check the arguments of calls of a constructor or method against its parameters without `self`."""
 
     def __init__(self, function: Callable[..., object]) -> None:
-        # a wrapper is checked by its own parameters, which may differ from those of the function in it
+        # of a wrapper: the function that it wraps may have other parameters than the wrapper itself
         self._parameters = inspect.signature(function, follow_wrapped=False).parameters
         _, *parameters = self._parameters.values()
         kinds = {parameter.kind for parameter in self._parameters.values()}
@@ -78,7 +78,7 @@ class _Signature:
         self._owner = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise TypeError for names that are not those of parameters."""
+        """Raise TypeError for names that no parameter has."""
         unknown = [name for name in names if name not in self._known]
         if unknown and not self._takes_any_name:
             hints = [
@@ -152,6 +152,12 @@ def knowing_calls(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def _call_meant(name: str, owner: type) -> str:
+    """Return the remedy for an unknown argument of a method, as the end of an error message, or "".
+
+    Args:
+        name: the name of the argument.
+        owner: the class of the trainer, whose constructor may have such an argument.
+    """
     if name in CALLS:
         return f": use {CALLS[name]}"
     arguments = [*inspect.signature(owner).parameters]
@@ -174,7 +180,7 @@ class _ForeignSwitch(_ForeignAttribute):
     """Raise the error also when the attribute is set, because setting it controls another system's run."""
 
     def __set__(self, instance: object, value: object) -> NoReturn:
-        self.__get__(instance, type(instance))  # else it would become an attribute that nothing reads
+        self.__get__(instance, type(instance))  # otherwise it would become an attribute that nothing reads
 
 
 def knowing_attributes(trainer: type[T]) -> type[T]:
@@ -187,7 +193,7 @@ def knowing_attributes(trainer: type[T]) -> type[T]:
 
 
 def knowing_storages(storage: type[T]) -> type[T]:
-    """Decorate the metrics storage to raise an AttributeError with our name for those of other storages."""
+    """Decorate the metrics storage to raise an AttributeError with our name for another system's name."""
     return _with_foreign(storage, STORAGE)
 
 
@@ -197,6 +203,7 @@ def knowing_renamed(cls: type[T]) -> type[T]:
 
 
 def _with_foreign(cls: type[T], names: Mapping[str, str]) -> type[T]:
+    """Give a class attributes that raise an error, by their names and the replacements; return the class."""
     for name, meant in names.items():
         setattr(cls, name, (_ForeignSwitch if name in SWITCHES else _ForeignAttribute)(name, meant))
     return cls
@@ -206,8 +213,8 @@ def explain_absent(package: str, name: str) -> NoReturn:
     """Raise the error of a package's `__getattr__` for a name that the package does not have.
 
     Raises:
-        ImportError: the name is that of a class of another system, and the text names the replacement. (Of an
-            AttributeError in an import statement, Python would replace the text.)
+        ImportError: a class of another system has the name; the text has the replacement. It is not an
+            AttributeError, because Python replaces the text of that in an import statement.
         AttributeError: the name is unknown.
     """
     if name in CLASSES:
@@ -216,7 +223,9 @@ def explain_absent(package: str, name: str) -> NoReturn:
 
 
 _WHEN = {"start": "before", "begin": "before", "end": "after"}
+"""The first word of our events' names, by the last word of a callback method's name."""
 _WHAT = {"batch": "iter", "step": "iter", "validation": "val", "fit": "run"}
+"""Our words in such names, by the words of other systems."""
 
 
 def point_meant(method: str) -> str:

@@ -200,7 +200,10 @@ SWITCHES = {
     "lr",
     "learning_rate",
 }
-"""The names of `ATTRIBUTES` that a user sets to control another system's run; only these cannot be set."""
+"""The names of `ATTRIBUTES` that control a run when they are set in another system.
+
+To set them raises an error, too. Other names may be set on our trainer, as attributes of the program.
+"""
 ATTRIBUTES = table(
     ("runner lightning_trainer", "the trainer itself"),
     ("fit train_loop fit_loop", _TRAINS),
@@ -271,7 +274,7 @@ PLACES = {
         "torch.save(trainer.model.state_dict(), path) writes the weights alone to a file"
     )
 }
-"""For methods that other trainers have, too, a sentence on arguments that only those of others take."""
+"""By the name of a method, a hint for arguments that only the same method of other trainers takes."""
 
 _OWN = "a Writer of your own, about twenty lines: see `eventloop.writers.Writer`"
 CLASSES = table(

@@ -17,28 +17,28 @@ _BLOCK = 1 << 20
 
 
 class Kind(IntEnum):
-    """List the kinds of frames. A comment states the meaning of the frame's `number`, if the kind uses it.
+    """List the kinds of messages: those below 16 are sent to the child process, the others by it.
 
-    Kinds below 16 are sent to the child, the others are sent by it.
+    Each comment says what the message means, and what its `number` is if the kind uses it.
     """
 
-    SETUP = 1
-    BEGIN = 2  # how many workers of this subscriber have died before
-    TYPE = 3
-    BATCH = 4  # how many of the next events form one delivery
-    EVENT = 5
-    PICKLED = 6
-    LIKENESS = 7  # the index of a class that the worker defined for events whose class it cannot import
-    FLUSH = 8
-    CLOSE = 9
-    RECORD = 10  # 1: answer each delivery with its spans from now on; 0: stop doing so
-    READY = 16
-    REFUSED = 17
-    DONE = 18  # how many events the worker has handled since it began
-    FAILED = 19  # how many events the delivery had that failed; it came after the events of DONE
-    FLUSHED = 20
-    CLOSED = 21
-    LOG = 22
+    SETUP = 1  # import the handler
+    BEGIN = 2  # facts that the handler is given before its first event; number: how many workers have died
+    TYPE = 3  # the description of a class of events that follow
+    BATCH = 4  # begin a delivery; number: how many of the next events it has. For the saver: write saves
+    EVENT = 5  # an event, encoded by its class
+    PICKLED = 6  # an event, as a pickle
+    LIKENESS = 7  # an event whose class the worker cannot import; number: the index of its description
+    FLUSH = 8  # flush the handler; for the saver: remove the checkpoints that were replaced
+    CLOSE = 9  # close the handler, and end
+    RECORD = 10  # number 1: answer each delivery with its spans from now on; 0: stop doing so
+    READY = 16  # the child has started, and can work
+    REFUSED = 17  # the handler could not be imported
+    DONE = 18  # number: how many events the worker has handled since it began. For the saver: an answer
+    FAILED = 19  # the delivery after the events of DONE has failed; number: how many events it had
+    FLUSHED = 20  # the handler was flushed
+    CLOSED = 21  # the handler was closed
+    LOG = 22  # a log record, for the program's logger
     ALIVE = 23  # the child is running, and has no answer yet
 
 

@@ -98,7 +98,7 @@ class ChildProcess:
         if wake is not None and wake in ready:
             os.read(wake, 4096)
         if self._answers not in ready:
-            # The pipe of a dead worker may never end: a process that its handler forked may hold it open
+            # the pipe of a dead child may not end, because a process that the child has forked holds it open
             self.gone = dead
             return []
         self.gone = not self._inbox.read()
@@ -112,8 +112,8 @@ class ChildProcess:
         """Close the pipes, end the process, and return how it ended, e.g. `killed by SIGKILL`.
 
         Args:
-            patience: the seconds in which the process may exit by itself before it is killed. If it has used
-                the CPU in this time, it gets as many seconds again.
+            patience: the seconds in which the process may exit by itself before it is killed. As long as it
+                uses the CPU, it gets as many seconds again and again.
         """
         if self._commands >= 0:
             _live.discard(self)
@@ -123,9 +123,7 @@ class ChildProcess:
         code = self._wait(patience)
         if code is None:
             self._process.kill()
-            with suppress(
-                subprocess.TimeoutExpired
-            ):  # a process in hanging disk I/O does not die: do not wait
+            with suppress(subprocess.TimeoutExpired):  # it does not die while it hangs in the disk
                 self._process.wait(END_SECONDS)
             code = self._process.returncode
         if code is not None and code < 0:
@@ -190,6 +188,7 @@ class WorkerProcess(ChildProcess):
 
 
 _live: WeakSet[ChildProcess] = WeakSet()
+"""The children of this process whose pipes are open."""
 
 
 def _detach_all() -> None:

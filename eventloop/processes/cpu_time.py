@@ -40,6 +40,7 @@ def computes(before: float, now: float, seconds: float) -> bool:
 
 
 def _read(path: str) -> float:
+    """Return the sum of user and system time, in seconds, in a file `stat` of /proc; 0.0 without the file."""
     with suppress(OSError, ValueError, IndexError), open(path, "rb") as file:
         # the program's name comes first, in parentheses, and may itself contain spaces and parentheses
         fields = file.read().rpartition(b")")[2].split()

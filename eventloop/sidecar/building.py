@@ -94,6 +94,7 @@ def build_trainer(text: str, device: str | None = None) -> Trainer:
 
 
 def _import_module(name: str) -> ModuleType:
+    """Import a module by its name, which is searched first in the current directory."""
     _search_first(os.getcwd())
     try:
         return importlib.import_module(name)
@@ -107,6 +108,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
+    """Import a file as a module; the modules that it imports are searched first in its folder."""
     if not path.is_file():
         raise FileNotFoundError(f"expected a Python file at {path}, got none")
     _search_first(str(path.resolve().parent))

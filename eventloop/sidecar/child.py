@@ -1,7 +1,7 @@
 """Start an evaluator as a child process of a training, and start it again if it is killed.
 
-`AsyncValidationHook` uses it on rank 0. A background thread polls the child each second. The training thread
-ends it, perhaps at the moment at which it is started; a lock ensures that no child is left then.
+`AsyncValidationHook` uses it on rank 0. A background thread calls `poll` each second, and the training thread
+calls `end`, perhaps while `poll` starts the process. A lock makes sure that no process is left behind then.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class EvaluatorProcess:
         self._arguments = json.dumps([str(self._run), build, device, threads])
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()  # one thread at a time starts, replaces or ends the process
-        self._restarts = 0
-        self._ended = False
+        self._restarts = 0  # since the last result
+        self._ended = False  # whether `end` was called, or the evaluator has seen the end of the run
         self.failed = False
         """True once the evaluator has failed. It is not started again."""
 
@@ -95,9 +95,10 @@ class EvaluatorProcess:
             self._fail(f"it could not be started: {error}")
 
     def _handle_exit(self, code: int) -> None:
+        """Decide by the exit code whether the evaluator is started again: only if a signal has killed it."""
         if code == 0:  # the evaluator has found that the run had ended
             self._ended = True
-        elif 0 < code < 128:
+        elif 0 < code < 128:  # an error; other codes are those of signals
             self._fail(f"{self._last_line() or f'exit code {code}'} (more in {self._run / FOLDER / LOG})")
         elif self._restarts >= MOST_RESTARTS:
             self._fail(f"it was killed {self._restarts + 1} times without a result, the last time by {-code}")

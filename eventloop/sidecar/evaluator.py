@@ -59,8 +59,8 @@ class Evaluator:
         self._outstanding = Outstanding([*directories], choice)
         self._reports = Reports(self._run, f"evaluate {os.getpid()}@{socket.gethostname()}")
         self._chosen_by_name = not {ALL, NEWEST, BEST}.intersection(choice)
-        self._shows_known = ALL not in choice
-        self._done: set[str] = set()
+        self._shows_known = ALL not in choice  # all of a run may be very many
+        self._done: set[str] = set()  # the ids of the reports on checkpoints that need no validation any more
         self.failed = 0
         """The number of checkpoints that could not be read."""
         self.known: list[str] = []
@@ -86,6 +86,7 @@ class Evaluator:
             time.sleep(POLL_SECONDS)
 
     def _run_lives(self) -> bool:
+        """Return whether a process owns the run's directory, and is alive as far as this machine knows."""
         owner = read_owner(self._run)
         return owner is not None and owner.lives is not False
 
@@ -106,6 +107,7 @@ class Evaluator:
         return None
 
     def _show_known(self, name: str, candidate: Candidate) -> None:
+        """Show the metrics of a checkpoint that was validated before."""
         metrics = self._reports.metrics(name, candidate.iter)
         text = "its metrics are no longer known" if metrics is None else _text(metrics)
         self._show(f"{_title(candidate)}, validated before: {text}")

@@ -52,7 +52,7 @@ class Outstanding:
             with suppress(OSError):
                 times.append(os.stat(directory).st_mtime_ns)
         if self._times != times or not self._unchanged:
-            # a second change within the clock's resolution leaves the time the same, so read once more
+            # another change within the clock's resolution would leave the times the same, so read once more
             self._unchanged = self._times == times
             self._times = times
             self._candidates = self._chosen(scan(*self._directories))
@@ -70,7 +70,7 @@ class Outstanding:
         if names:
             paths = [path for path in paths if path.name in names]
         elif BEST in self._choice:
-            paths = [found.ranking(metric)[0] for metric in found.watched()[:1]]
+            paths = [found.ranking(metric)[0] for metric in found.watched()[:1]]  # of the first metric only
         by_iteration: dict[int, Path] = {}
         for path in paths:  # of several checkpoints of one iteration, the regular one comes last and is taken
             by_iteration[found.manifests[path].iter] = path

@@ -46,8 +46,14 @@ class Reports:
     def known(self, name: str, iteration: int) -> bool:
         """Return whether the metrics of a checkpoint were sent, and the run has not gone back before it.
 
+        Metrics that the run has refused count as well, because the run would refuse them again.
+
         A command moves from the inbox to the outbox, and is recorded in `commands.jsonl` before its answer is
         in the outbox. Reading inbox, outbox and record in this order finds it at any moment of the move.
+
+        Args:
+            name: the id of the command, as `id_of` returns it.
+            iteration: the iteration of the checkpoint.
         """
         if any((self._inbox / (name + suffix)).exists() for suffix in (SENT, CLAIMED)):
             return True
@@ -74,6 +80,7 @@ class Reports:
         return None
 
     def _recorded(self) -> set[int]:
+        """Return the iterations of the checkpoints whose metrics the run has applied."""
         try:
             return iterations_evaluated(read_record(self._run / NAME))
         except FileNotFoundError:
@@ -81,6 +88,11 @@ class Reports:
 
     def send(self, name: str, candidate: Candidate, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a checkpoint as a command into the run's inbox, and sync it to the disk.
+
+        Args:
+            name: the id of the command, as `id_of` returns it.
+            candidate: the checkpoint.
+            metrics: its scores.
 
         Raises:
             OSError: the file cannot be written.

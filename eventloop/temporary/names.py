@@ -20,7 +20,8 @@ from eventloop.temporary.process_identity import Process, has_number, lives, thi
 _NAME = re.compile(
     r"^\..+\.(?P<pid>\d{1,19})(-(?P<place>[0-9a-f]{12})-(?P<start>\d{1,20}))?-(?P<number>\d+)\.(tmp|old)$"
 )
-_numbers = itertools.count(1)
+"""Matches the temporary names of this version and of earlier ones, which had only the process id."""
+_numbers = itertools.count(1)  # in the names of this process, so that they differ
 
 
 class NamedProcess(NamedTuple):
@@ -40,8 +41,8 @@ class NamedProcess(NamedTuple):
         """Whether the process lives; None if this machine cannot find out."""
         if self.process is not None:
             return lives(self.process)
-        # This version writes longer names. If the id is that of this process, then an earlier process with
-        # the same id, such as the first process of another container, gave the name, and has ended.
+        # The name is of an earlier version. If it has the id of this process, which writes longer names, then
+        # another process gave the name that had the same id, in an earlier container, and has ended.
         return None if self.pid != os.getpid() and has_number(self.pid) else False
 
 

@@ -17,7 +17,7 @@ from eventloop.checkpoint.disk import Disk, SaveGivenUp
 from eventloop.checkpoint.manifest import TensorEntry
 from eventloop.checkpoint.saving.saver import QUEUE_BYTES, Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job
-from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError
+from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError, Snapshot
 from eventloop.temporary.leftovers import leftovers
 from tests import no_threads
 from tests.support.process_support import until
@@ -304,6 +304,24 @@ def test_a_change_without_join_is_an_error(make_saver: Make, late: Late, tmp_pat
     assert os.listdir(tmp_path) == []
     saver.save(a_state(2.0), Job(tmp_path / "b")).result(DEADLINE)
     assert_same(load_checkpoint(tmp_path / "b"), 2.0)
+
+
+def test_an_error_of_any_class_fails_its_save_alone(
+    make_saver: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Even an error that is no `Exception` leaves the thread that copies alive, and the next save works."""
+    saver = make_saver()
+
+    def exits(snapshot: Snapshot) -> None:
+        raise SystemExit("the copy has ended")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Snapshot, "wait", exits)
+        with pytest.raises(SystemExit, match="the copy has ended"):
+            saver.save(a_state(0.0), Job(tmp_path / "a")).result(DEADLINE)
+
+    saver.save(a_state(1.0), Job(tmp_path / "b")).result(DEADLINE)
+    assert_same(load_checkpoint(tmp_path / "b"), 1.0)
 
 
 def test_abandoned_while_it_is_copied(late: Late, tmp_path: Path) -> None:

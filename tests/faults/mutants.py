@@ -81,7 +81,7 @@ MUTANTS = (
         ("no sync of the exchange", "            self._disk.sync_directory(self.path.parent)\n", ""),
         ("no sync before a removal", "    disk.sync_directory(path.parent)\n", ""),
         ("no name of its own while it is written", 'temporary_path(self.path, "tmp")', "self.path"),
-        ("removed under its name", "    disk.rename(path, nameless)\n", "    nameless = path\n"),
+        ("removed under its name", "    disk.rename(path, temporary)\n", "    temporary = path\n"),
     ),
     *_of(
         "checkpoint/disk.py",
@@ -144,7 +144,7 @@ MUTANTS = (
         (
             "replaced ones go first",
             "        _sync_contents(staged)\n",
-            "        own.rename([p for s in saves for p in s.replaces])\n        own.finish()\n        _sync_contents(staged)\n",
+            "        replaced.rename([p for s in saves for p in s.replaces])\n        replaced.finish()\n        _sync_contents(staged)\n",
         ),
     ),
     *_of(

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,9 +20,9 @@ from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError
 from eventloop.costs.records import read_costs
 from eventloop.metrics import EventStorage
 from eventloop.metrics.device import HostCopy, PinnedPool
-from tests.support.cuda import Device, OnCuda, on_cuda
+from tests.support.cuda import Device, OnCuda, on_cuda, set_cuda
 from tests.support.internals import substitute
-from tests.support.saving import begun
+from tests.support.saving import begun, nothing_is_small
 from tests.support.trainers import DEADLINE, build_trainer
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -346,6 +346,33 @@ def test_the_training_thread_never_synchronizes(
 
     assert set(device.waited) == {"eventloop checkpoint copy"}
     assert load_checkpoint(tmp_path / "1")["state_dict"] == {"now": 1.0, "later": 2.0}
+
+
+def test_a_copy_that_is_begun_again_has_all_tensors(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """If CUDA fails while a state is copied into shared memory, the copy into other memory is complete."""
+    nothing_is_small(monkeypatch)
+    errors, stream = [RuntimeError("CUDA error: out of memory")], cast(Any, torch.cuda.Stream)
+
+    def failing_once(where: torch.device) -> Any:
+        if errors:
+            raise errors.pop()
+        return stream(where)
+
+    def no_runtime() -> None:
+        raise RuntimeError("no memory can be registered")
+
+    set_cuda(monkeypatch, Stream=failing_once, cudart=no_runtime)
+    saver, weight = Saver(), on_cuda(2.0)
+    state = {"state_dict": {"now": on_cuda(1.0), "later": weight}}
+    written = saver.save(state, Job(tmp_path / "0"), later=lambda: {weight.data_ptr()})
+    saver.join()
+    written.result(DEADLINE)
+    saver.close()
+
+    assert not errors
+    assert load_checkpoint(tmp_path / "0")["state_dict"] == {"now": 1.0, "later": 2.0}
 
 
 class Elsewhere(torch.Tensor):

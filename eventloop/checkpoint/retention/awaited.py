@@ -1,6 +1,6 @@
-"""Retain the checkpoints that wait for their validation by another process.
+"""Retain checkpoints until another process has validated them.
 
-`Retention` asks it which checkpoints a save must not remove yet.
+`Retention` uses it to decide which checkpoints a save must not remove yet.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ logger = logging.getLogger("eventloop")
 
 
 class Awaited:
-    """The regular checkpoints of a hook that wait for their validation, oldest first."""
+    """Track the regular checkpoints of a hook that wait for their validation, oldest first."""
 
     def __init__(self) -> None:
         self.limit = 0
         """The most checkpoints that are retained while they wait; 0 if no validation is awaited."""
-        self._iterations: dict[str, int] = {}
-        self._given_up = False
+        self._iterations: dict[str, int] = {}  # of each checkpoint that waits, by its name
+        self._given_up = False  # whether the warning about slow validations was logged
 
     @property
     def names(self) -> list[str]:
@@ -48,13 +48,18 @@ class Awaited:
         self._iterations.pop(name, None)
 
     def validated(self, iteration: int) -> None:
-        """Remove the checkpoint of an iteration, and those before it: results come in their order."""
-        self._iterations = {name: own for name, own in self._iterations.items() if own > iteration}
+        """Remove the checkpoint of an iteration and earlier ones, whose results would have come before."""
+        self._iterations = {name: saved for name, saved in self._iterations.items() if saved > iteration}
 
     def removable(self, older: Sequence[str], spares: int) -> tuple[str, ...]:
-        """Return those checkpoints that a new one may replace, `spares` of which are kept.
+        """Return the checkpoints that a new one may replace, without those that wait for their validation.
 
-        Those that wait are left out, unless they are among the newest ones, which are kept anyway.
+        The newest `spares` checkpoints are always in the result, because the save keeps the last `spares` of
+        it.
+
+        Args:
+            older: the names of the checkpoints, oldest first.
+            spares: the number of checkpoints that the save keeps.
         """
         newest = older[-spares:] if spares else ()
         return tuple(name for name in older if name not in self._iterations or name in newest)

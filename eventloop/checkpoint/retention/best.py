@@ -45,13 +45,13 @@ _GREATER = {
     "kappa",
 }
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-"""Matches the parts of a name, such as `ROC`, `Accuracy`, `acc` and `50`."""
+"""Matches a part of a name, such as `ROC`, `Accuracy`, `acc` and `50`."""
 
 
 class Best(NamedTuple):
-    """The best score so far, the name of its checkpoint, and the metric.
+    """The best score of a metric so far, the name of the checkpoint with this score, and the metric.
 
-    Before any score, score and names are empty: None, "" and "".
+    Without a score they have the values None, "" and "".
     """
 
     score: float | None = None
@@ -64,8 +64,10 @@ class BestMetrics:
 
     Args:
         save_best: a metric, several, or "auto" for the first metric of the first validation.
-        rule: "greater" or "less", one for all metrics or one for each; None infers it from the names.
-        greater_keys, less_keys: parts of names that decide the rule before `infer_rule` does.
+        rule: whether a "greater" or a "less" score is better, one rule for all metrics or one for each; None
+            infers it from the names.
+        greater_keys, less_keys: parts of names for which the rule is "greater" or "less". They decide before
+            `infer_rule` does.
 
     Raises:
         TypeError: an argument is not a string or a list of strings.
@@ -94,17 +96,22 @@ class BestMetrics:
             )
         if len(rules) == 1:
             rules *= max(1, len(self.metrics))
-        self._given: list[str] = rules
-        self._rules: dict[str, Rule] = {}
+        self._given: list[str] = rules  # the rules of the argument, in the order of the metrics
+        self._rules: dict[str, Rule] = {}  # by metric
         for metric in self.metrics:
             if metric != "auto":
                 self.rule_of(metric)
 
     def __bool__(self) -> bool:
+        """Return whether any metric is watched."""
         return bool(self.metrics)
 
     def check(self, metrics: Mapping[str, float]) -> None:
-        """Check that a validation has the watched metrics; replace "auto" by the first metric."""
+        """Check that a validation has the watched metrics; replace "auto" by the first metric of it.
+
+        Raises:
+            ValueError: the validation lacks a watched metric.
+        """
         if self.metrics == ["auto"] and metrics:
             self.metrics = [next(iter(metrics))]
         for metric in self.metrics:
@@ -131,6 +138,7 @@ class BestMetrics:
         return self._rules[metric]
 
     def _infer(self, metric: str) -> Rule:
+        """Infer the rule of a metric from its name, by the given keys first."""
         name = metric.lower()
         for fits in (name.__eq__, name.__contains__):  # a whole name decides before a part of one
             greater = any(fits(key.lower()) for key in self._greater)
@@ -150,9 +158,10 @@ def file_part(metric: str) -> str:
 
 
 def _refuse_same_files(metrics: Sequence[str]) -> None:
-    of_file: dict[str, str] = {}
+    """Raise ValueError if the best checkpoints of two metrics would have the same name."""
+    by_file: dict[str, str] = {}
     for metric in metrics:
-        other = of_file.setdefault(file_part(metric), metric)
+        other = by_file.setdefault(file_part(metric), metric)
         if other != metric:
             raise ValueError(
                 f"save_best={other!r} and {metric!r} would be saved under the same name, "
@@ -163,8 +172,11 @@ def _refuse_same_files(metrics: Sequence[str]) -> None:
 def infer_rule(metric: str) -> Rule:
     """Infer from a metric's name whether a greater or a smaller score is better.
 
-    Whole words of the name decide, and a word for a loss has precedence: `val/loss_acc`, `stop_loss` and
-    `heatmap_loss` are losses, although MMEngine's matching of substrings finds accuracies in them.
+    Whole words of the name decide, and a word for a loss has precedence. So `val/loss_acc`, `stop_loss` and
+    `heatmap_loss` are losses, although MMEngine, which searches for substrings, finds `acc`, `top` and `map`.
+
+    Raises:
+        ValueError: no word of the name is known.
     """
     words = _words(metric)
     if words & _LESS:
@@ -179,20 +191,21 @@ def infer_rule(metric: str) -> Rule:
 
 
 def _words(metric: str) -> set[str]:
-    """Return the words of a name in lower case, such as those of `val_top5acc` and `BalancedAccuracy`.
+    """Return the words of a name in lower case: "val", "top" and "acc" are among those of `val_top5acc`.
 
     A word ends at a separator, a digit or a change of case. For names such as `mAP50`, `meanIoU` and `f1`,
     any sequence of words without a separator between them also counts as one word.
     """
     words = set[str]()
-    for chunk in re.split(r"[^A-Za-z0-9]+", metric):
-        parts = _PART.findall(chunk)
-        words.update("".join(parts[i:j]).lower() for i, j in combinations(range(len(parts) + 1), 2))
+    for section in re.split(r"[^A-Za-z0-9]+", metric):
+        parts = _PART.findall(section)
+        slices = combinations(range(len(parts) + 1), 2)
+        words.update("".join(parts[start:end]).lower() for start, end in slices)
     return words
 
 
 def is_better(score: float, than: float | None, rule: Rule) -> bool:
-    """Return whether a score is strictly better than another; any finite score is better than None.
+    """Return whether a score is strictly better than another one; any finite score is better than None.
 
     NaN and infinite scores are never better, because they could not be beaten afterwards.
     """

@@ -1,4 +1,4 @@
-"""Mark checkpoints as the best ones when their metrics come, from another process.
+"""Mark checkpoints as best ones when another process, an evaluator, reports their metrics.
 
 `CheckpointHook` uses it on the training thread, on all ranks.
 """
@@ -22,14 +22,14 @@ BEST = "best_{}_{}"
 
 
 class Marking:
-    """Records the metrics of one checkpoint of a hook, and marks it if they are among the best.
+    """Record the metrics of a hook's checkpoints, and mark those whose scores are among the best.
 
     Args:
         retention: the hook's record.
         saves: the hook's saves.
         watched: the metrics and their rules.
         directory: the directory of the checkpoints.
-        regular_name: returns the name of a regular checkpoint of so many epochs and iterations.
+        regular_name: returns the name of a regular checkpoint, given its completed epochs and iterations.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Marking:
         self._directory, self._regular_name = directory, regular_name
 
     def record(self, trainer: SavingTrainer, event: CheckpointEvaluated) -> None:
-        """Record the metrics; with other ranks this is a collective.
+        """Record the metrics of a checkpoint; on several ranks this is a collective operation.
 
         Raises:
-            ValueError: the metrics do not have one of `save_best` (the message suggests one).
+            ValueError: a metric of `save_best` is missing; the message suggests a similar one.
         """
         self._saves.report_done(trainer)  # first, so that a best score whose mark has failed does not count
         self._retention.awaited.validated(event.iter)
@@ -66,25 +66,36 @@ class Marking:
     def _due(
         self, source: str, metrics: Mapping[str, float], names: Mapping[str, str]
     ) -> tuple[list[str], Bests]:
-        """Return the metrics for which a checkpoint is marked; none if it was removed meanwhile."""
+        """Return the metrics for which a checkpoint is marked, and the best checkpoints so far.
+
+        The list is empty if the checkpoint was removed meanwhile.
+
+        Args:
+            source: the name of the checkpoint.
+            metrics: its scores.
+            names: the name of the best checkpoint for each metric.
+        """
         if source not in (*self._retention.known, *self._retention.names):
             return [], self._retention.bests
         return self._retention.due(metrics, names)
 
     def _name_of(self, metric: str, source: str, event: CheckpointEvaluated) -> str:
-        if source.startswith(BEST.format("", "")[:5]):  # a run went on from it, the regular one is gone
+        """Return the name of the best checkpoint of a metric that is made of the checkpoint `source`."""
+        # it is a best checkpoint itself if a run was resumed from one whose regular checkpoint was removed
+        if source.startswith(BEST.format("", "")[:5]):
             source = self._regular_name(event.epoch, event.iter)
         return BEST.format(file_part(metric), source)
 
     def _mark(self, trainer: SavingTrainer, source: str, best: Best, iteration: int) -> None:
+        """Record a best checkpoint, and begin to make it of the checkpoint `source`, on rank 0 only."""
         replaced = self._retention.begin_best(best)
         if trainer.rank > 0 or source == best.name:
             self._retention.done(best.name)
         elif trainer.ownership.lost:  # the directory is another run's by now
             self._retention.failed(best.name)
         else:
-            place = self._directory.absolute()
-            old = tuple(place / name for name in replaced.names)
+            directory = self._directory.absolute()
+            old = tuple(directory / name for name in replaced.names)
             fields = self._retention.fields_of_best(best.metric)
-            mark = Mark(place / best.name, place / source, iteration, fields, old, replaced.spares)
+            mark = Mark(directory / best.name, directory / source, iteration, fields, old, replaced.spares)
             self._saves.mark(trainer, mark, self._retention)

@@ -47,9 +47,9 @@ class Saving(NamedTuple):
         written: the promise of its result.
         best: whether it is a best checkpoint.
         iter: the iteration of the state.
-        record: the record of the hook's checkpoints, which learns the result.
-        rank, ranks: the number of this rank, and of all ranks that write the checkpoint together. Rank 0
-            alone learns whether it is saved, and reports it.
+        record: the record of the hook's checkpoints, in which the result is recorded.
+        rank, ranks: the number of this rank, and the number of ranks that write the checkpoint together. Only
+            rank 0 learns whether the checkpoint is saved, and reports that.
     """
 
     path: Path
@@ -63,7 +63,7 @@ class Saving(NamedTuple):
 
 
 class Saves:
-    """The running saves of a hook, in the order in which they are written."""
+    """Start the saves of a hook, and report their results, in the order in which they are written."""
 
     def __init__(self) -> None:
         self.saver: Saver | None = None
@@ -74,14 +74,14 @@ class Saves:
 
         If a regular and a best checkpoint were saved in one iteration, it is the regular one.
         """
-        self._skipped = 0  # saves skipped or replaced in this run
+        self._skipped = 0  # the number of saves that were skipped or replaced since the last `close`
         self.durable = 0
         """The number of saves of this training that are durable."""
         self.errors: list[str] = []
         """The errors of the saves of this training that failed, each with its path."""
 
     def begin_training(self) -> None:
-        """Begin to count the saves of a training."""
+        """Begin to count the durable and failed saves of a training."""
         self.durable, self.errors = 0, []
 
     def begin(
@@ -103,7 +103,7 @@ class Saves:
             state: the whole state of the trainer.
             job: the path, the label and the checkpoints to remove.
             session: the saves that all ranks write together; then this rank writes its part of the state.
-            record: the record of the hook's checkpoints.
+            record: the record of the hook's checkpoints, in which the result is recorded.
             best: whether it is a best checkpoint.
             overlap: whether values that change only in the optimizer's step are copied later, during the next
                 forward and backward pass.
@@ -121,13 +121,22 @@ class Saves:
         self.under_way.append(Saving(job.path, began, written, best, iteration, record, *who))
 
     def mark(self, trainer: SavingTrainer, mark: Mark, record: Retention) -> None:
-        """Begin to mark a durable checkpoint as one of the best; nothing of it is saved again."""
+        """Begin to mark a durable checkpoint as one of the best, without saving its state again.
+
+        Args:
+            trainer: the trainer.
+            mark: the names of both checkpoints, and the checkpoints to remove.
+            record: the record of the hook's checkpoints, in which the result is recorded.
+        """
         self._await(trainer, mark.source)
         written = self._saver_for(trainer).mark(mark)
         self.under_way.append(Saving(mark.path, perf_counter(), written, True, mark.iteration, record))
 
     def _await(self, trainer: SavingTrainer, path: Path) -> None:
-        """Wait for a save that has begun; only a repeated run marks a checkpoint that is not durable yet."""
+        """Wait for the running save of a path, if any, and for the saves before it.
+
+        A checkpoint to be marked is still being saved only if a resumed run repeats an iteration.
+        """
         while any(saving.path == path for saving in self.under_way):
             self._report(trainer, self.under_way[0])
 
@@ -143,13 +152,13 @@ class Saves:
             self._report(trainer, self.under_way[0])
 
     def make_room(self, trainer: SavingTrainer, when_busy: WhenBusy) -> bool:
-        """Make room for another save within the queue's limit of bytes; return False to skip that save.
+        """Make room for another save within `QUEUE_BYTES`; return whether that save may begin.
 
-        "wait" waits for the oldest running saves, and reports them; "replace" drops those that are not being
-        written yet, and reports them, because they are not kept.
+        While there is no room, "skip" returns False. "wait" waits for the oldest running saves, and reports
+        them. "replace" drops the saves that are not being written yet, and reports that they failed.
 
-        Once a signal ends the run, no other rank's vote is waited for: a launcher sends it because a rank has
-        died, and kills this one soon. Then the next save exceeds the limit of bytes.
+        Once a signal ends the run, no other rank's vote is waited for: a launcher sends the signal because a
+        rank has died, and kills this rank soon. Then the next save begins without room.
         """
         while self.saver is not None and self.saver.full:
             if when_busy == "skip":
@@ -170,8 +179,8 @@ class Saves:
 
         Args:
             trainer: the trainer, which announces the results.
-            failed: whether an error has ended the training. Then a rank may be gone, and the votes of other
-                ranks are waited for some seconds; the saver's process waits on.
+            failed: whether an error has ended the training. Then another rank may be gone, so a save of
+                several ranks is waited for at most `FAILED_SECONDS`; the saver's process goes on with it.
         """
         if failed and any(saving.ranks > 1 for saving in self.under_way):
             self.abandon(trainer, FAILED_SECONDS)
@@ -217,7 +226,7 @@ class Saves:
         trainer.announce(CheckpointFailed, path=str(path), seconds=0.0, error=reason)
 
     def _count_skipped(self, path: Path, reason: str) -> None:
-        """Log the 1st, 2nd, 4th, 8th, ... skipped save only, because a slow disk may cause very many."""
+        """Count a skipped save; log only the 1st, 2nd, 4th, 8th, ..., as a slow disk may cause very many."""
         self._skipped += 1
         if self._skipped & (self._skipped - 1) == 0:
             so_far = f" ({self._skipped} skipped so far)" if self._skipped > 1 else ""
@@ -253,6 +262,7 @@ class Saves:
             trainer.announce(CheckpointSaved, path=path, bytes=size, seconds=durable - saving.began)
 
     def _fail(self, trainer: SavingTrainer, saving: Saving, error: str) -> None:
+        """Record that a save failed, and announce it on rank 0."""
         self.under_way.remove(saving)
         if saving.rank:
             return
@@ -271,7 +281,7 @@ def _waited_for(saving: Saving, trainer: SavingTrainer) -> bool:
 
 
 def all_failed(hooks: Sequence[Saves]) -> str:
-    """Describe the failures if no save of a training's hooks is durable; "" otherwise, or without a save."""
+    """Return a text about the failed saves of a training if no save is durable; "" otherwise."""
     errors = [error for saves in hooks for error in saves.errors]
     if not errors or any(saves.durable for saves in hooks):
         return ""

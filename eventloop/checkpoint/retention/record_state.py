@@ -1,4 +1,4 @@
-"""Read the record of a hook's checkpoints from the state that a checkpoint has of the hook."""
+"""Read a hook's record of its checkpoints from the state of the hook that a checkpoint contains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ Values = tuple[float | None, str, str]
 
 
 class RecordState(msgspec.Struct):
-    """What a hook saves: its checkpoints, the best ones of each metric, and the last validation."""
+    """The state of a hook in a checkpoint: its checkpoints, the best ones, and the last validation.
+
+    Attributes:
+        kept: the names of the regular checkpoints, oldest first.
+        bests: the best checkpoint of each metric.
+        bests_behind: the other checkpoints that are kept for each metric, best first.
+        metrics, validated_at: the scores and the iteration of the last validation.
+        watched: the metrics that the hook watched, if there were several.
+    """
 
     kept: list[str]
     bests: dict[str, Values]
@@ -28,6 +36,7 @@ class RecordState(msgspec.Struct):
 
 
 def _check_names(saved: RecordState, directory: Path) -> None:
+    """Raise CheckpointError if a checkpoint is not named by the plain name of a folder in `directory`."""
     behind = [best for several in saved.bests_behind.values() for best in several]
     for name in (*saved.kept, *(best[1] for best in (*saved.bests.values(), *behind))):
         if not is_plain_name(name):
@@ -38,15 +47,15 @@ def _check_names(saved: RecordState, directory: Path) -> None:
 
 
 def read_state(state: Mapping[str, Any], directory: Path) -> RecordState:
-    """Read what a hook has saved.
+    """Read the state of a hook, and check the names in it.
 
     Args:
-        state: what the hook has saved.
+        state: the result of the hook's `state_dict`, as a checkpoint contains it.
         directory: the directory of the checkpoints, for errors.
 
     Raises:
-        CheckpointError: the state lacks a field or has another one's type, or names a checkpoint by a path,
-            which pruning would remove.
+        CheckpointError: a field is missing or has another type, or a checkpoint is named by a path. A later
+            save would remove such a path.
     """
     saved = read_as(RecordState, state, "CheckpointHook cannot take its state")
     _check_names(saved, directory)

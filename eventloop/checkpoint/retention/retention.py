@@ -29,9 +29,9 @@ class Replaced(NamedTuple):
     """The checkpoints that a save removes once it is durable.
 
     Attributes:
-        names: their names, in the order in which they go: oldest first, or worst first among best ones.
-        spares: the number of these checkpoints that are kept, the last existing ones. Some may not exist,
-            because earlier saves are still running and may fail.
+        names: their names, in the order of removal: oldest first, or worst first among best ones.
+        spares: how many of these checkpoints are kept, the last ones that exist. Some may not exist, because
+            earlier saves are still running and may fail.
     """
 
     names: tuple[str, ...] = ()
@@ -52,8 +52,9 @@ _Save = TypeVar("_Save", _Running, Best)
 class Retention:
     """The record of a hook's checkpoints and of the last validation.
 
-    Several checkpoints may be saved at a time. A score is compared with running best saves, too; once one has
-    failed, the checkpoints behind it count again, because nothing is removed before its successor is durable.
+    Several checkpoints may be saved at a time. A score is also compared with those of running best saves. If
+    such a save fails, the checkpoints that it would have replaced count again, because nothing is removed
+    before its successor is durable.
 
     Args:
         watched: the metrics and their rules.
@@ -69,12 +70,12 @@ class Retention:
         self._watched, self._max_keep, self._keep_best = watched, max_keep, keep_best
         self.durable: list[str] = []
         """The names of the durable regular checkpoints, oldest first."""
-        self._durable_at = -1
+        self._durable_at = -1  # the iteration of the last durable regular checkpoint; -1 before the first
         self.aside: list[str] = []
-        """The names of checkpoints that do not count, because the loss was lost after them."""
-        self._lost: object | None = None  # the loss that was found last
-        self._for_good: list[str] | None = None  # the names that were set aside at the first lost loss
-        self._begun: list[_Running] = []  # running regular saves
+        """The names of checkpoints that no save replaces, because a loss became NaN or infinite later."""
+        self._lost: object | None = None  # the last such loss, as `set_aside_if` has read it
+        self._for_good: list[str] | None = None  # the names that were set aside for the first such loss
+        self._begun: list[_Running] = []  # running regular saves, oldest first
         self.origin: list[str] = []
         """The name of the checkpoint of this directory from which the run was resumed, if any."""
         self.awaited = Awaited()
@@ -85,8 +86,8 @@ class Retention:
         self._begun_bests: list[Best] = []  # running best saves, oldest first
         self.sequence = -1
         """The sequence number of the directory's last label; -1 before the directory was scanned."""
-        self._metrics: dict[str, float] = {}
-        self._validated_at: int | None = None
+        self._metrics: dict[str, float] = {}  # the scores of the last validation
+        self._validated_at: int | None = None  # its iteration; None before the first one
 
     # --- regular checkpoints -------------------------------------------------------------------------------
 
@@ -106,11 +107,14 @@ class Retention:
         return [*self.aside, *self.durable, *self.bests, *self.origin]
 
     def set_aside_if(self, read_lost: Callable[[], object | None]) -> None:
-        """Retain the checkpoints that exist or are being saved, if `read_lost` finds another lost loss.
+        """Set aside the checkpoints that exist or are being saved, if the loss became NaN or infinite again.
 
-        The checkpoints of the first lost loss are kept for good, those of a later one until the next lost
-        loss; otherwise a loss that is lost again and again would fill the disk. `read_lost` is called only
-        if a save may replace a checkpoint.
+        Those that are set aside for the first such loss are kept for good, those for a later one until the
+        next such loss. Otherwise a training that diverges again and again would fill the disk.
+
+        Args:
+            read_lost: returns the first NaN or infinite loss since the last finite one, or None. It is called
+                only if a save may replace a checkpoint.
         """
         if not (self._max_keep > 0 or self.bests) or (lost := read_lost()) is None or lost is self._lost:
             return
@@ -119,6 +123,7 @@ class Retention:
         if self._for_good is None:
             self._for_good = kept
         kept = [*dict.fromkeys([*self._for_good, *kept])]
+        # those set aside for the loss before are regular checkpoints again, so that later saves replace them
         self.aside, self.durable = kept, [name for name in self.aside if name not in kept]
 
     @property
@@ -136,13 +141,22 @@ class Retention:
         return replaced
 
     def await_again(self, found: Found, directory: Path, known: Collection[int]) -> None:
-        """Add the checkpoints of a resumed run that are not validated; `known` are validated iterations."""
+        """Wait for the validation of a resumed run's checkpoints.
+
+        Args:
+            found: a scan of the directory.
+            directory: the directory of the checkpoints.
+            known: the iterations whose checkpoints were validated, which are left out.
+        """
         for name in self.durable:
             if (iteration := found.manifests[directory / name].iter) not in known:
                 self.awaited.add(name, iteration)
 
     def surplus(self) -> list[str]:
-        """Drop from the record, and return, the checkpoints that were retained only to be validated."""
+        """Drop the checkpoints that were retained only to be validated from the record, and return them.
+
+        The list is empty if the hook awaits no validations or keeps all checkpoints, or while a save runs.
+        """
         if not self.awaited.limit or self._max_keep < 0 or self._begun:
             return []
         surplus = self.awaited.removable(self.durable, self._max_keep)[: -self._max_keep]
@@ -150,20 +164,20 @@ class Retention:
         return [*surplus]
 
     def resumed_from(self, iteration: int) -> None:
-        """Record the iteration of the newest checkpoint, from which the run was resumed."""
+        """Record that the run was resumed from its newest checkpoint, which is of this iteration."""
         self._durable_at = iteration
 
     # --- best checkpoints ----------------------------------------------------------------------------------
 
     def best_of_each(self) -> Bests:
         """Return the best checkpoint of each metric, by the metric."""
-        found: Bests = {}
-        for best in self.bests.values():
-            found.setdefault(best.metric, best)
-        return found
+        first: Bests = {}
+        for best in self.bests.values():  # of each metric the best comes first
+            first.setdefault(best.metric, best)
+        return first
 
     def of_first_metric(self) -> Best:
-        """Return the best checkpoint of the metric that is watched first."""
+        """Return the best checkpoint of the first watched metric that has one, else of any; else `Best()`."""
         first = self.best_of_each()
         watched = (first[metric] for metric in self._watched.metrics if metric in first)
         return next(watched, next(iter(first.values()), Best()))
@@ -200,14 +214,17 @@ class Retention:
         self._durable_bests, self._begun_bests, self.bests = dict(bests), [], dict(bests)
 
     def _newest_bests(self) -> list[Best]:
-        """Return the durable best checkpoints and the running saves, one of each name, newest first."""
+        """Return the best checkpoints that are being saved or durable; of one name only the newest.
+
+        Running saves come first, the newest of them before the others.
+        """
         newest: Bests = {}
         for best in (*reversed(self._begun_bests), *self._durable_bests.values()):
             newest.setdefault(best.name, best)
         return [*newest.values()]
 
     def _top(self, bests: Sequence[Best]) -> Bests:
-        """Return those checkpoints that are among the `keep_best` best ones of their metric."""
+        """Return by name those checkpoints that are among the `keep_best` best ones of their metric."""
         limit = self._keep_best if self._keep_best > 0 else None
         metrics = dict.fromkeys(best.metric for best in bests)
         ranked = (
@@ -224,8 +241,9 @@ class Retention:
         """
         ranked = self._ranked(metric, [each for each in self.bests.values() if each.metric == metric])
         others = [each.name for each in ranked if each.name != name]
-        bars = {name, *(others[self._keep_best - 1 : self._keep_best] if self._keep_best > 0 else ())}
-        return next((each for each in ranked if each.name in bars), Best())
+        last_kept = others[self._keep_best - 1 : self._keep_best] if self._keep_best > 0 else ()
+        to_beat = {name, *last_kept}
+        return next((each for each in ranked if each.name in to_beat), Best())
 
     def _ranked(self, metric: str, bests: Sequence[Best]) -> list[Best]:
         """Return checkpoints of one metric, best first; equal scores keep their order."""
@@ -264,7 +282,7 @@ class Retention:
 
     @property
     def last(self) -> tuple[dict[str, float], int] | None:
-        """Return the scores of the last validation and its iteration; None before the first."""
+        """Return the scores of the last validation, and its iteration; None before the first validation."""
         return None if self._validated_at is None else (self._metrics, self._validated_at)
 
     def scan_directory(self, directory: Path) -> Found:
@@ -279,9 +297,9 @@ class Retention:
         The save of such a checkpoint may have failed, or the run was killed before it was durable.
 
         Args:
-            there: the names in the directory.
-            bests: whether to drop best checkpoints, too. False in another directory than that of the resumed
-                run, because a new score must still beat the former ones.
+            there: the names of the checkpoints that the directory contains.
+            bests: whether to drop best checkpoints, too. It is False if the run was resumed from a checkpoint
+                of another directory, because new scores must still beat the scores from there.
         """
         self.durable = [name for name in self.durable if name in there]
         if bests:
@@ -292,7 +310,7 @@ class Retention:
         self._metrics, self._validated_at = dict(metrics), iteration
 
     def label(self, best: str = "") -> Label:
-        """Return the label of a checkpoint that has the number `sequence`.
+        """Return the label of the checkpoint that is about to be saved, whose number is `sequence`.
 
         Args:
             best: the metric for which it is one of the best; "" for a regular checkpoint.
@@ -308,7 +326,7 @@ class Retention:
     def fields_of_best(self, best: str) -> dict[str, Any]:
         """Return the fields of a label by which a saved checkpoint becomes one of the best, as JSON."""
         fields: dict[str, Any] = msgspec.to_builtins(self.label(best))
-        del fields["sequence"]  # it stays that of the checkpoint
+        del fields["sequence"]  # the best checkpoint has the sequence number of the saved one
         return fields
 
     # --- state ---------------------------------------------------------------------------------------------
@@ -338,28 +356,28 @@ class Retention:
         Scores of unwatched metrics are dropped. The next save removes the checkpoints beyond the limits.
 
         Args:
-            state: what the hook has saved.
+            state: the record's part of the hook's state in a checkpoint.
             directory: the directory of the checkpoints, for errors.
 
         Returns:
             The metrics that the hook watched, if there were several.
 
         Raises:
-            CheckpointError: the state lacks a field or has another one's type, or names a checkpoint by a
-                path, which pruning would remove.
+            CheckpointError: a field is missing or has another type, or a checkpoint is named by a path. A
+                later save would remove such a path.
         """
         saved = read_state(state, directory)
         self.durable, self._durable_at, self._begun = [*saved.kept], -1, []
         self.aside, self._lost, self._for_good = [], None, None
         self._metrics, self._validated_at = dict(saved.metrics), saved.validated_at
         watched = self._watched.metrics if self._watched.metrics != ["auto"] else [*saved.bests]
-        found = [
+        bests = [
             Best(*values)
             for metric in watched
             if metric in saved.bests
             for values in (saved.bests[metric], *saved.bests_behind.get(metric, ()))
         ]
-        self.follow({best.name: best for best in found})
+        self.follow({best.name: best for best in bests})
         return saved.watched
 
 
@@ -372,7 +390,7 @@ def _pop(running: list[_Save], name: str) -> _Save | None:
     return None
 
 
-def _check(watched: BestMetrics, limit: object) -> None:
+def _check(watched: BestMetrics, limit: object) -> None:  # `limit` is the argument `keep_best`
     positive_or(-1, "keep_best", limit, ", for all,")
     if not watched and limit != 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Record that a run went back, or that a new one begins, and name the checkpoint to resume from.
+"""Record that a run went back or a new run begins, and name the checkpoint to resume from.
 
 `CheckpointHook` uses it when a training begins and ends.
 """
@@ -35,11 +35,14 @@ class ResumeState(Protocol):
 def reconcile(
     retention: Retention, directory: Path, iteration: int, state: ResumeState, commands: Sequence[Applied]
 ) -> None:
-    """Compare a hook's record with the directory when training begins, and record where the run goes on.
+    """Make a hook's record agree with its directory when training begins, and record where the run goes on.
 
     Args:
-        iteration: the completed iterations.
-        commands: those of the run, and of its earlier part.
+        retention: the hook's record.
+        directory: the directory of the hook's checkpoints.
+        iteration: the number of completed iterations.
+        state: the part of the trainer's state that says from which checkpoint the run was resumed.
+        commands: the commands that were applied to the run, also before it was resumed.
     """
     found = retention.scan_directory(directory)
     resumed_here = state.resumed_from in {path.absolute() for path in found.manifests}
@@ -50,23 +53,23 @@ def reconcile(
     if newest is not None and newest.absolute() == state.resumed_from:
         # so that a resumed run that is already complete does not save again
         retention.resumed_from(found.manifests[newest].iter)
-    resumed, state.went_back_to = state.went_back_to, None
-    if resumed is not None:
-        record_rewind(state.directories, resumed)
+    went_back_to, state.went_back_to = state.went_back_to, None
+    if went_back_to is not None:
+        record_rewind(state.directories, went_back_to)
     if iteration == 0 and state.resumed_from is None:
         warn_of_other_run(found, directory)
 
 
 def where_to_resume(paths: Sequence[Path]) -> str:
     """Return a text that names the newest checkpoint of `paths`; "" if none of them can be read."""
-    known: dict[Path, Manifest] = {}
+    manifests: dict[Path, Manifest] = {}
     for path in paths:
-        with suppress(CheckpointError):  # it does not exist, or is damaged
-            known[path] = read_manifest(path)
-    if not known:
+        with suppress(CheckpointError):  # the checkpoint does not exist, or is damaged
+            manifests[path] = read_manifest(path)
+    if not manifests:
         return ""
-    newest = in_order(known)[-1]
-    return f"the newest checkpoint to resume from is {newest} (iteration {known[newest].iter})"
+    newest = in_order(manifests)[-1]
+    return f"the newest checkpoint to resume from is {newest} (iteration {manifests[newest].iter})"
 
 
 def add_resume_note(
@@ -81,11 +84,11 @@ def add_resume_note(
         paths: the checkpoints that can be resumed from.
         directories: the directories of the hooks that save such checkpoints.
     """
-    places = dict.fromkeys(map(str, directories))
-    if failure is None or not places:
+    names = dict.fromkeys(map(str, directories))
+    if failure is None or not names:
         return
     note = where_to_resume(paths) or (
-        f"there is no checkpoint to resume from in {' or '.join(places)}: none was saved before this error"
+        f"there is no checkpoint to resume from in {' or '.join(names)}: none was saved before this error"
     )
     if note not in getattr(failure, "__notes__", ()):  # another hook may have added it
         failure.add_note(note)
@@ -94,19 +97,21 @@ def add_resume_note(
 def record_rewind(directories: Sequence[Path], resumed: Path, found: Found | None = None) -> None:
     """Record durably that the run resumed from an earlier checkpoint of its directories.
 
-    Until the run has saved, `resume("auto")` then uses that checkpoint. Called when training begins. Nothing
-    is recorded for the newest checkpoint, or for one in another directory. If the record cannot be written, a
-    warning is logged.
+    Until the run has saved, `resume("auto")` then uses that checkpoint. It is called when training begins.
+    Nothing is recorded for the newest checkpoint, or for a checkpoint of another directory. If the record
+    cannot be written, a warning is logged.
 
     Args:
         directories: the directories that the hooks of the run save in.
         resumed: the path of the checkpoint that was resumed from.
-        found: a scan of the directories, whose later checkpoints are left behind; by default one of now.
+        found: a scan of the directories; by default they are scanned now. Its checkpoints that were saved
+            after `resumed` become abandoned.
     """
+    # MMEngine's name of a checkpoint has a suffix, which the folder does not have
     name = resumed.stem if resumed.suffix in SUFFIXES and not resumed.is_file() else resumed.name
     found = scan(*directories) if found is None else found
-    places = [place for place in directories if place.resolve() == resumed.resolve().parent]
-    path = next((place / name for place in places if place / name in found.manifests), None)
+    parents = [directory for directory in directories if directory.resolve() == resumed.resolve().parent]
+    path = next((parent / name for parent in parents if parent / name in found.manifests), None)
     if path is None:
         return
     try:

@@ -33,7 +33,8 @@ class Buffers:
         shared: allocate memory that another process can map.
 
     Attributes:
-        rebuilt: the result of each view's `__reduce_ex__`, by `id`; torch takes 20 us for each call.
+        rebuilt: by the `id` of each view, the result of its `__reduce_ex__`, which pickle needs; torch takes
+            20 us for each call.
         streams: by CUDA device, the stream for copies that the training does not wait for.
     """
 
@@ -54,10 +55,10 @@ class Buffers:
 
     def _allocate(self, specs: Sequence[Spec]) -> None:
         """Allocate a buffer for each key, type and kind of memory, with a view for each tensor."""
-        sizes: dict[tuple[str, torch.dtype, bool], int] = {}
-        places = []
-        for key, dtype, shape, cuda in specs:
-            group = key, dtype, cuda
+        sizes: dict[tuple[str, torch.dtype, bool], int] = {}  # in elements
+        places = []  # of each tensor: its buffer, the elements there, and its shape
+        for key, dtype, shape, is_cuda in specs:
+            group = key, dtype, is_cuda
             start = sizes.get(group, 0)
             sizes[group] = start + shape.numel()
             places.append((group, slice(start, sizes[group]), shape))
@@ -65,27 +66,30 @@ class Buffers:
             group: Buffer(size, group[1], pinned=group[2], shared=self.shared)
             for group, size in sizes.items()
         }
-        self._views = [buffers[group].tensor[place].view(shape) for group, place, shape in places]
+        self._views = [buffers[group].tensor[elements].view(shape) for group, elements, shape in places]
         self._specs, self._buffers = specs, [*buffers.values()]
         self.rebuilt = {id(view): view.__reduce_ex__(2) for view in self._views}
 
     def memory(self) -> dict[int, Mapped] | None:
-        """Return how another process maps each buffer, by its address; None if it cannot map all of them."""
-        found = {}
+        """Return, by the address of each buffer, the description by which another process maps it.
+
+        Return None if another process cannot map all buffers. Empty buffers are left out.
+        """
+        mappings = {}
         for buffer in self._buffers:
             if not buffer.shared:
                 return None
             if (memory := buffer.memory) is not None:
-                found[buffer.tensor.data_ptr()] = memory
-        return found
+                mappings[buffer.tensor.data_ptr()] = memory
+        return mappings
 
 
 class Buffer:
     """Flat host memory for `size` elements.
 
-    Memory that is to be both shared and pinned is mapped first and then registered with CUDA. If that fails,
-    the buffer is pinned and not shared, because a copy from a device into unpinned memory blocks the calling
-    thread.
+    Memory that is to be both shared and pinned is mapped first and then registered with CUDA. If the
+    registration fails, the buffer is pinned but not shared, because a copy from a device into memory that is
+    not pinned blocks the calling thread.
 
     Attributes:
         tensor: the memory, as a tensor of one dimension.
@@ -95,13 +99,14 @@ class Buffer:
     def __init__(self, size: int, dtype: torch.dtype, *, pinned: bool = False, shared: bool = False) -> None:
         self.size, self.dtype = size, dtype
         self._file: int | None = None
-        self._pinned_by = 0  # id of the process that registered the memory
+        self._pinned_by = 0  # the id of the process that registered the memory with CUDA; 0 for none
         self.shared = not size or (shared and self._share(pinned))
         if not self.shared or not size:
             self.tensor = torch.empty(size, dtype=dtype, pin_memory=pinned and size > 0)
 
     def _share(self, pinned: bool) -> bool:
-        # memory without a name, which the system frees when both processes have ended, even by a kill
+        """Allocate shared memory; return False if it was to be pinned, and could not be."""
+        # memory without a file's name, which the system frees once both processes have ended, even by a kill
         self._file = os.memfd_create("eventloop snapshot")
         os.truncate(self._file, self.size * torch.empty((), dtype=self.dtype).element_size())
         path = f"/proc/self/fd/{self._file}"
@@ -112,7 +117,7 @@ class Buffer:
 
     @property
     def memory(self) -> Mapped | None:
-        """Return a description for another process to map the memory; None if it is not shared."""
+        """Return the description by which another process maps the memory; None if it is not shared."""
         if self._file is None:
             return None
         path, number = f"/proc/{os.getpid()}/fd/{self._file}", os.fstat(self._file).st_ino

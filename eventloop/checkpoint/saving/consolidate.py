@@ -1,4 +1,4 @@
-"""Write a checkpoint as one file, for programs that read a whole state or weights; no ranks are needed.
+"""Write a checkpoint as one file, for programs that read a whole state or weights, in one process.
 
 The command `eventloop checkpoints RUN --consolidate` uses it. Tensors that several ranks have written are
 read one after the other, while the file is written.
@@ -25,7 +25,7 @@ from eventloop.util.errors import CheckpointError
 
 
 def consolidate(path: Path, file_format: PublishedFormat = "pth") -> Path:
-    """Write one file from a checkpoint, next to it, and return the file's path.
+    """Write the contents of a checkpoint as one file next to it, and return the file's path.
 
     The file is named `<checkpoint>-<first digits of its SHA-256>.<format>`. A checkpoint of several ranks
     needs host memory for three of its largest tensors; any other checkpoint is read as a whole.
@@ -57,13 +57,16 @@ def consolidate(path: Path, file_format: PublishedFormat = "pth") -> Path:
 
 
 Read = Callable[[Any], torch.Tensor | None]
-"""The type of a function that reads the values of a tensor or a storage; None if it has its values."""
+"""The type of a function that reads the values of an empty tensor or storage from the shards.
+
+It returns None for a tensor or storage that is not empty.
+"""
 
 
 def _with_reader(loaded: Loaded) -> tuple[Loaded, Read]:
-    """Return a checkpoint with empty tensors for those in its shards, and the function that reads these.
+    """Return a checkpoint with an empty tensor for each one in its shards, and the function that reads them.
 
-    The empty tensors are never written to, so the system gives them no memory.
+    Nothing is ever written to the empty tensors, so the system gives them no memory.
 
     Raises:
         CheckpointError: a file of the checkpoint is damaged.
@@ -71,13 +74,13 @@ def _with_reader(loaded: Loaded) -> tuple[Loaded, Read]:
     shards = loaded.shards
     if shards is None:
         return loaded, lambda _: None
-    if wrong := shards.damage():
-        raise CheckpointError(wrong)
+    if damage := shards.damage():
+        raise CheckpointError(damage)
     state, targets = shards.with_empty(loaded.state)
-    keys = {tensor.data_ptr(): key for key, tensor in targets.items() if tensor.numel()}
+    key_at = {tensor.data_ptr(): key for key, tensor in targets.items() if tensor.numel()}
 
     def read(empty: torch.Tensor | UntypedStorage) -> torch.Tensor | None:
-        if (key := keys.get(empty.data_ptr())) is None:
+        if (key := key_at.get(empty.data_ptr())) is None:
             return None
         tensor = torch.empty_like(targets[key])
         shards.read({key: tensor})
@@ -100,15 +103,15 @@ def _write_state(loaded: Loaded, read: Read, sink: Sink) -> None:
 
 def _write_weights(loaded: Loaded, read: Read, sink: Sink) -> None:
     def values(tensor: torch.Tensor) -> torch.Tensor:
-        found = read(tensor)
-        return tensor if found is None else found
+        from_shards = read(tensor)
+        return tensor if from_shards is None else from_shards
 
     for piece in encode(loaded.state["state_dict"], {}, origin_of(loaded.state), values):
         sink.write(piece)
 
 
 def _unless_replaced(loaded: Loaded, write: Callable[[Sink], None], sink: Sink) -> None:
-    """Write the file; raise CheckpointError if the checkpoint is another one by then."""
+    """Write the file; raise CheckpointError if a run has replaced the checkpoint while it was read."""
     write(sink)
     if loaded.shards is not None and read_identified(loaded.path)[1] != loaded.sha256:
         raise CheckpointError(f"{loaded.path} was replaced while it was read: consolidate it again")

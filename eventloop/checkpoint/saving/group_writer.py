@@ -1,6 +1,6 @@
-"""Write groups of saves in the saver's process, or on a thread of the training process where that fails.
+"""Write groups of saves in the saver's process, or on a thread if the process cannot write them.
 
-The saver uses it, on the thread that writes.
+The saver uses it, on its thread "checkpoint" of the training process.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from eventloop.util.errors import WorkDirInUseError
 logger = logging.getLogger("eventloop")
 
 Write = Callable[..., list[Outcome]]
-"""A function like `commit`: it takes saves, `given_up`, an event that cancels them, and `removals`."""
+"""The type of `commit` and its replacements in tests, called as `write(saves, given_up=, removals=)`."""
 STARTS = 4
-"""The largest number of starts of the process; if it dies repeatedly, a thread writes instead."""
+"""How often the process is started at most; if it has died as often, a thread writes all later saves."""
 STARTING_BYTES = 64 << 20
 """The largest size in bytes of a group that a thread writes while the process starts, which takes 0.1 s."""
 
 
 class GroupWriter:
-    """Makes groups of saves durable; all methods but `give_up` are called on the thread that writes.
+    """Make groups of saves durable; all methods but `give_up` are called on the saver's thread that writes.
 
     Args:
-        write: the function with which the calling thread writes.
+        write: the function by which this thread writes if the process does not.
         process: whether a process writes, if one can be started.
         urgent: returns whether a signal has asked the program to end. Then no process is started any more,
             and a process that stands still is killed after a second.
@@ -43,9 +43,9 @@ class GroupWriter:
         self._write, self._urgent, self._lost = write, urgent, lost
         self.uses_process = process
         self.process: SaverProcess | None = None
-        self._starts = 0
-        self._removes = False  # whether the process has replaced checkpoints left to remove
-        self._removals = Removals()  # the checkpoints that this thread has replaced
+        self._starts = 0  # how often the process was started
+        self._process_removes = False  # whether saves in the process replaced checkpoints not yet removed
+        self._removals = Removals()  # the checkpoints that saves on this thread replaced
         self._given_up = threading.Event()
 
     def commit(self, group: Sequence[SaveTask]) -> list[Outcome]:
@@ -61,16 +61,17 @@ class GroupWriter:
             outcomes = self._commit_in_process(group, saves)
         if outcomes is None:
             return self._commit_here(saves)
-        self._removes |= any(save.replaces for save in saves)
+        self._process_removes |= any(save.replaces for save in saves)
         return self._repeat_failed(saves, outcomes)
 
     def _commit_here(self, saves: Sequence[AnySave]) -> list[Outcome]:
         return self._write(saves, given_up=self._given_up, removals=self._removals)
 
     def _repeat_failed(self, saves: Sequence[AnySave], outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """Write saves that failed in the process on this thread, unless a later one has taken their name.
+        """Write saves again, on this thread, that failed in the process.
 
-        A part of a checkpoint is not written again, because its rank has voted.
+        A save is not repeated if a later one of the group has written a checkpoint of the same name. A rank's
+        part of a checkpoint is not repeated, because the rank has already voted against the checkpoint.
         """
         outcomes = [*outcomes]
         for number, save in enumerate(saves):
@@ -81,25 +82,29 @@ class GroupWriter:
             if save.path in {other.path for other in later}:
                 continue
             (outcomes[number],) = self._commit_here([save])
-            for other in later:  # it may replace this one, which did not exist when it became durable
+            # a later save may replace this one, which did not exist when that one became durable
+            for other in later:
                 _log(self._removals.rename(other.replaces, other.spares))
         return outcomes
 
     def finish_removals(self) -> None:
-        """Remove the replaced checkpoints now, because no other group follows whose sync would serve them."""
+        """Remove the replaced checkpoints now.
+
+        The sync of the next group would make their temporary names durable, but no group follows.
+        """
         warnings = self._removals.finish()
-        removes, self._removes = self._removes, False
-        if self.process is not None and removes:
+        process_removes, self._process_removes = self._process_removes, False
+        if self.process is not None and process_removes:
             try:
                 warnings += self.process.finish_removals()
             except ProcessGoneError:
-                self.process = None  # the checkpoints are hidden, and a later save or run removes them
+                self.process = None  # they have hidden names by now, and a later save or run removes them
         _log(warnings)
 
     def give_up(self) -> None:
-        """Cancel the saves that a thread writes; the process finishes those that it writes, however long."""
+        """Cancel the saves that a thread writes; the process finishes its saves, however long that takes."""
         self._given_up.set()
-        if (process := self.process) is not None:  # the thread that writes may take it away
+        if (process := self.process) is not None:  # read once, as the thread that writes may set it to None
             process.disable_kill()
 
     def end(self) -> None:
@@ -130,6 +135,7 @@ class GroupWriter:
         return None
 
     def _running_process(self) -> SaverProcess | None:
+        """Return the process, which is started if necessary; None if it cannot or may not be started."""
         if self.process is None and self.uses_process and self._starts < STARTS and not self._urgent():
             self._starts += 1
             try:

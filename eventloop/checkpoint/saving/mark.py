@@ -1,8 +1,8 @@
-"""Mark a checkpoint as one of the best once its metrics are known, without saving it again.
+"""Mark a checkpoint as one of the best once its metrics are known, without saving its state again.
 
-The best checkpoint is a new folder with hard links to the files of the checkpoint, and a manifest of its own.
-It has the sequence number of the checkpoint, so that it does not count as newer. The saver's process runs
-this module, so it imports only the standard library.
+The mark is a second checkpoint, called a best checkpoint: a new folder with hard links to the files of the
+first, and a manifest of its own. It has the first one's sequence number, so that it does not count as newer.
+The saver's process runs this module, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ COPY_BYTES = 1 << 20
 
 
 class Mark(NamedTuple):
-    """The save of a best checkpoint whose bytes are on the disk already.
+    """The save of a best checkpoint whose files the disk already has, as those of another checkpoint.
 
     Attributes:
         path: the absolute path of the best checkpoint.
-        source: that of the checkpoint that it links to.
-        iteration: the iteration of both.
+        source: the absolute path of the checkpoint whose files it links to.
+        iteration: the iteration of both checkpoints.
         fields: the fields of the manifest that differ from the source's, as JSON.
         replaces: checkpoints to remove once it is durable, worst first.
         spares: the number of checkpoints in `replaces` that are kept, the last existing ones.
@@ -47,7 +47,7 @@ class Mark(NamedTuple):
         return set()
 
     def mapped(self, memory: Mapping[Mapped, memoryview]) -> Mark:
-        """Return this save, which names no shared memory."""
+        """Return this save, which has no bytes in shared memory."""
         return self
 
     def staged(self, disk: Disk, given_up: threading.Event | None) -> Staged:
@@ -56,14 +56,17 @@ class Mark(NamedTuple):
 
 
 class _StagedMark(Staged):
-    """The steps that make a mark durable."""
+    """The steps that make the best checkpoint of a mark durable."""
 
     def __init__(self, mark: Mark, disk: Disk, given_up: threading.Event | None) -> None:
         super().__init__(Save(mark.path, (), b"", mark.replaces, mark.spares), disk, given_up)
         self._mark = mark
 
     def write(self) -> None:
-        """Link the files into a new directory, and write the manifest; nothing if this was done before."""
+        """Link the files into a new directory, and write the manifest.
+
+        Nothing is left to do if the source was removed after an earlier run had made the best checkpoint.
+        """
         mark = self._mark
         try:
             manifest = _read(mark.source)
@@ -108,7 +111,7 @@ def _read(checkpoint: Path) -> dict[str, Any]:
 
 
 def _is_marked(mark: Mark) -> bool:
-    """Return whether the best checkpoint exists, as when a resumed run repeats what was done before."""
+    """Return whether the best checkpoint exists, because a resumed run repeats iterations of before."""
     try:
         manifest = _read(mark.path)
     except (OSError, ValueError, LookupError):

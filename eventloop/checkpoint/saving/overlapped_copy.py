@@ -16,23 +16,23 @@ from eventloop.state.sharded import local_parts
 
 
 class SavingTrainer(TrainerParts, Protocol):
-    """A trainer as saves see it."""
+    """The parts of a trainer that a save uses."""
 
     copying: Copying
 
 
 class Copying:
-    """The running copies of a trainer's state, for which the optimizer's next step waits.
+    """Make the optimizer's next step wait for the running copies of a trainer's state.
 
     An optimizer's parameters and state change only in its step, so between the end of an iteration and the
     next step any thread can read them. Everything else may change in a forward pass, such as the running
     averages of batch norm layers, or parameters without an optimizer, such as a teacher's.
 
-    `OptimizerHook` waits for the copy before it steps. In a hand-written loop a step pre-hook of the
-    optimizer waits. PyTorch does not call it in a compiled step or in a CUDA graph, so values changed by such
-    a step are copied at once. Code that changes parameters in another way calls `join` first, as `EMAHook`
-    does before it swaps in the average. Code that gives the trainer another optimizer during a copy also
-    calls `join`, because the new optimizer gets its pre-hook with the next copy.
+    `OptimizerHook` waits for the copy before it steps. In a hand-written loop a pre-hook of the optimizer's
+    step waits. PyTorch does not call the pre-hook in a compiled step or in a CUDA graph, so values that such
+    a step changes are copied at once. Code that changes parameters in another way calls `join` first, as
+    `EMAHook` does before it swaps in the average. Code that gives the trainer another optimizer during a copy
+    also calls `join`, because the new optimizer gets its pre-hook only with the next copy.
 
     Args:
         optimizer: returns the trainer's present optimizer, or several by name; a run may replace it.
@@ -40,13 +40,13 @@ class Copying:
 
     def __init__(self, optimizer: Callable[[], Any]) -> None:
         self._optimizer = optimizer
-        self._joins: list[Callable[[], None]] = []
+        self._joins: list[Callable[[], None]] = []  # each waits for one running copy
         self._hooked: list[tuple[torch.optim.Optimizer, Any]] = []  # each with the handle of its hook
         self.waited: set[int] = set()
-        """The ids of the optimizers that have called `before_step` since the last copy: they do wait."""
+        """The `id` of each optimizer that has called `before_step` since the last copy, so its steps wait."""
 
     def may_come_later(self) -> set[int]:
-        """Return the `data_ptr` of each tensor that only changes in optimizer steps that wait for copies."""
+        """Return the `data_ptr` of each tensor that changes only in optimizer steps which wait for copies."""
         waiting = [each for each in self._optimizers() if id(each) in self.waited]
         return _pointers(value for optimizer in waiting for value in _values_of(optimizer))
 
@@ -69,9 +69,10 @@ class Copying:
     def before_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         """Wait for the running copy, whose tensors the optimizer's step would change.
 
-        A step that Dynamo compiles does not wait.
+        A step that is being compiled does not wait: a lock, or a call that is not traced, would break its
+        graph.
         """
-        if torch.compiler.is_compiling():  # a lock, or an untraced call, would break the graph
+        if torch.compiler.is_compiling():
             return
         self.waited.add(id(optimizer))
         if self._joins:

@@ -28,7 +28,7 @@ logger = logging.getLogger("eventloop")
 
 
 class Publisher:
-    """Writes published files, `<name>-<hash>.pth` or `.safetensors`, next to the checkpoint.
+    """Write parts of a checkpoint next to it, as files named `<name>-<hash>.pth` or `.safetensors`.
 
     The hash is the first eight digits of the file's SHA-256, as in torch.hub's names, so that
     `load_state_dict_from_url(check_hash=True)` checks it. A key that the checkpoint lacks is logged and left
@@ -62,7 +62,11 @@ class Publisher:
         return bool(self._keys)
 
     def check(self, model: torch.nn.Module) -> None:
-        """Refuse a model whose weights could not be published, before it is trained."""
+        """Refuse a model whose weights could not be published, before it is trained.
+
+        Raises:
+            ValueError: the format is safetensors, which cannot hold the model's state_dict.
+        """
         if self._format != "safetensors" or self._keys != ["state_dict"]:
             return
         try:
@@ -75,8 +79,8 @@ class Publisher:
     def publish_all(self, paths: Iterable[Path], model: torch.nn.Module) -> None:
         """Publish each checkpoint, and log the path of each published file."""
         for path in paths:
-            if (made := self.publish(path, model)) is not None:
-                logger.info("published %s", made)
+            if (published := self.publish(path, model)) is not None:
+                logger.info("published %s", published)
 
     def publish(self, path: Path, model: torch.nn.Module) -> Path | None:
         """Publish a checkpoint, and return the path of the published file.
@@ -105,14 +109,15 @@ class Publisher:
             return None
         source = f"{path}, its {self._keys[0]},"
         check_flat(checkpoint[self._keys[0]], source)
-        own = unwrap(model).state_dict() if self._keys == ["state_dict"] else {}
-        shared = shared_names(own, source)
+        # the model shows which of its weights are tied; for another key it is not known
+        model_state = unwrap(model).state_dict() if self._keys == ["state_dict"] else {}
+        shared = shared_names(model_state, source)
         pieces = encode(checkpoint[self._keys[0]], shared, origin_of(checkpoint))
         return write_beside(path, "safetensors", lambda sink: [sink.write(piece) for piece in pieces])
 
 
 def origin_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a file of a checkpoint's weights says of their origin, as texts."""
+    """Return the metadata of a file of weights: the checkpoint's iteration and epoch, and our version."""
     meta = checkpoint.get("meta", {})
     return {**{key: str(meta.get(key, "")) for key in ("iter", "epoch")}, "eventloop": __version__}
 
@@ -120,7 +125,12 @@ def origin_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:
 def write_beside(path: Path, suffix: str, write: Callable[[Sink], object]) -> Path:
     """Write a file durably in the folder of a checkpoint, under a name with its hash; return its path.
 
-    An error leaves no file.
+    After an error no file is left.
+
+    Args:
+        path: the checkpoint, whose name the file's name begins with.
+        suffix: the suffix of the file, without the dot.
+        write: writes the contents to the sink that it is given.
 
     Raises:
         OSError: the file cannot be written.

@@ -23,6 +23,9 @@ def require_safetensors(option: str = "published_format='safetensors'") -> Any:
 
     Args:
         option: the option that needs it, which begins the message of an error.
+
+    Raises:
+        ImportError: safetensors is not installed.
     """
     try:
         import safetensors.torch
@@ -39,15 +42,19 @@ def check_flat(state: object, source: str, instead: str = "published_format='pth
     Args:
         state: the state.
         source: the name of the state in messages.
-        instead: the option that writes it in another format.
+        instead: the option that writes it in another format, which the message recommends.
+
+    Raises:
+        CheckpointError: the state is not a mapping, or a value in it is not a dense tensor of a type that
+            safetensors has.
     """
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{source} cannot be written as safetensors: it is a {type(state).__name__}")
-    wrong = [f"{name} is {found}" for name, value in state.items() if (found := _why_not(value))]
-    if wrong:
+    refused = [f"{name} is {reason}" for name, value in state.items() if (reason := _why_not(value))]
+    if refused:
         raise CheckpointError(
             f"{source} cannot be written as safetensors, which holds dense tensors by name and nothing "
-            f"nested: {', '.join(wrong)}; use {instead}"
+            f"nested: {', '.join(refused)}; use {instead}"
         )
 
 
@@ -65,7 +72,14 @@ def _why_not(value: Any) -> str:
 
 
 class _Span(NamedTuple):
-    """The memory of a tensor, its shape and its type; tensors with equal spans are the same tensor."""
+    """The place of a tensor in memory, its shape and its type; tensors with equal spans are tied.
+
+    Attributes:
+        device: the name of its device.
+        storage: the address of its storage.
+        start, end: the addresses of its first byte, and of the byte after its last one.
+        shape, stride, dtype: as those of the tensor.
+    """
 
     device: str
     storage: int
@@ -77,13 +91,16 @@ class _Span(NamedTuple):
 
 
 def shared_names(state: Mapping[str, torch.Tensor], source: str) -> dict[str, str]:
-    """Map the name of each tied tensor that is left out to the name under which its twin is written.
+    """Map the names of tied tensors to the one name under which the tensor is written.
 
-    The written name is the first in alphabetical order, as in `safetensors.torch.save_model`.
+    That is the first name in alphabetical order, as in `safetensors.torch.save_model`; it is no key itself.
 
     Args:
         state: the tensors by name.
         source: the name of the state in messages.
+
+    Raises:
+        CheckpointError: two tensors share a part of their memory only.
     """
     names: dict[_Span, list[str]] = {}
     state = {name: local_part(tensor) for name, tensor in state.items()}  # DTensors have no address
@@ -118,8 +135,8 @@ def encode(
 
     Args:
         state: tensors by name, which `check_flat` accepts.
-        shared: the names of tied tensors, each with the name that is written. A name is left out if both
-            tensors are equal, and the metadata maps it to the other one.
+        shared: the result of `shared_names`. If both tensors are still equal, the name is left out of the
+            file, and the metadata maps it to the name that is written.
         metadata: additional metadata. `format="pt"` is added, because programs for several frameworks need
             it.
         read: returns the values of a tensor of `state`, in host memory.
@@ -133,7 +150,7 @@ def encode(
     header, names = _header(tensors, {**left_out, "format": "pt", **metadata})
     yield header
     for name in names:
-        # the format has the bytes in memory, without the flags of a conjugate or a negative view
+        # the format has no flag for a conjugated or negated view, so its values are computed here
         tensor = read(tensors[name]).detach().resolve_conj().resolve_neg().contiguous()
         yield bytes_at(tensor.data_ptr(), tensor.nbytes, tensor)
 
@@ -141,9 +158,9 @@ def encode(
 def _header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:
     """Return the header of a file, and the names of the tensors in the order of their bytes.
 
-    The library decides names of types, shapes and the order: it writes a file of tensors that are empty in an
-    additional dimension. It writes the metadata in another order in each process, so these are sorted:
-    otherwise equal weights would give files with different hashes and names.
+    The safetensors library decides the names of types, the shapes and the order. To learn them, it is given
+    tensors without elements, which have one more dimension, of size 0. The library orders the metadata
+    differently in each process. They are sorted here, so that equal weights give files with equal hashes.
     """
     empty = {name: torch.empty((0, *each.shape), dtype=each.dtype) for name, each in tensors.items()}
     saved = require_safetensors().save(empty, dict(metadata))

@@ -4,10 +4,10 @@
 
 1. Copy. Small states and values that may change at any time are copied at once; the parameters and the
    optimizer's state are copied during the next forward and backward pass (`Snapshot`).
-2. Encode. The structure is pickled, the tensors are described for the manifest.
-3. Commit. Saves wait in one queue. All that have arrived are written together, by a process that maps the
-   copies. A thread of the training process writes if no process can be started, while it starts, if it failed
-   or stands still, and at the end of a run, when the training does nothing else.
+2. Encode. The state without the tensors' bytes is pickled, and the manifest is made, which lists the tensors.
+3. Commit. Encoded saves wait in one queue. All that are in it are written together by the saver's process,
+   which maps the copies. A thread of the training process writes instead if the process cannot be started, is
+   still starting, failed or stands still, and at the end of a run, when the training does nothing else.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from eventloop.util.waiting import Promise
 logger = logging.getLogger("eventloop")
 
 QUEUE_BYTES = 64 << 20
-"""The largest total size of states that wait or are being written; a single state may be larger."""
+"""The largest total size in bytes of states that wait or are being written; a single state may be larger."""
 AT_ONCE = 8 << 20
-"""The largest size of tensors that are all copied at once, which takes about a millisecond."""
+"""The largest size in bytes of a state that is copied at once as a whole, in about a millisecond."""
 AT_ONCE_SECONDS = 0.1
-"""Seconds that `abandon` waits for running saves; most are done by then."""
+"""Seconds that `abandon` waits for running saves by default; most are done by then."""
 EXIT_SECONDS = 10.0
-"""Seconds that the interpreter's exit waits for the saves of an open saver, the same as for a bus."""
+"""Seconds that the interpreter's exit waits for the saves of an open saver; for a bus it waits as long."""
 
 
 class SaveReplacedError(RuntimeError):
@@ -52,12 +52,12 @@ class SaveReplacedError(RuntimeError):
 
 
 class Saver:
-    """The background saver of one hook: it copies a state at once or soon, and makes it durable later.
+    """Save the states of one hook: copy them at once or soon, and make them durable in the background.
 
     Public methods are called on the training thread, except that the interpreter's exit may abandon a saver.
 
     Args:
-        write: the function with which the thread writes, `commit` or a replacement in tests.
+        write: the function by which a thread writes if no process does; tests replace `commit`.
         process: whether a process writes, if one can be started.
         urgent: returns whether a signal has asked the program to end. Then no process is started any more,
             and a process that stands still is killed after a second.
@@ -78,11 +78,11 @@ class Saver:
         self._buffers: list[Buffers] = []
         self._copier: SaverThread | None = None
         self._writer: SaverThread | None = None
-        self._tasks: list[SaveTask] = []  # running saves, in order
+        self._tasks: list[SaveTask] = []  # running saves, oldest first; see `_running`
         self.waiting: list[SaveTask] = []
         """The saves that are encoded, and are not being written yet."""
-        self._lock = threading.Lock()  # held to decide whether a task is written or replaced
-        self._size = 0  # bytes of the last state
+        self._lock = threading.Lock()  # for `waiting` and each task's `begun`: a save is written or dropped
+        self._size = 0  # the bytes of the last state
 
     @property
     def process(self) -> SaverProcess | None:
@@ -96,7 +96,7 @@ class Saver:
         *,
         later: Callable[[], Collection[int]] | None = None,
     ) -> Promise[Written]:
-        """Copy a state and start writing it; once it is durable, remove the checkpoints it replaces.
+        """Copy a state and begin to write it; once it is durable, the checkpoints it replaces are removed.
 
         Args:
             state: the state to save.
@@ -134,13 +134,14 @@ class Saver:
         return task.written
 
     def _start_threads(self) -> SaverThread:
-        """Start the threads unless they run, and return the one that copies."""
+        """Start the two threads unless they run, and return the thread that copies."""
         _open.add(self)
         self._writer = self._writer or SaverThread("checkpoint")
         self._copier = self._copier or SaverThread("checkpoint copy")
         return self._copier
 
     def _running(self) -> list[SaveTask]:
+        """Forget the saves that have ended, and return the others."""
         self._tasks = [task for task in self._tasks if not task.written.done()]
         return self._tasks
 
@@ -188,8 +189,7 @@ class Saver:
 
         Returns:
             The checkpoints that the saver's process is still writing. The promises of all other saves are
-            settled,
-            unless a thread hangs.
+            done, unless a thread hangs.
         """
         _open.discard(self)
         tasks = list(self._tasks)
@@ -202,22 +202,32 @@ class Saver:
         for task in tasks:
             given_up = not task.written.done() or isinstance(task.written.exception(), SaveGivenUp)
             if given_up and task.job.path not in running:
-                remove_unfinished(task.job.path, os.getpid())  # a hanging thread then has nothing to complete
+                # so that a thread which hangs in the disk, and goes on later, cannot complete the checkpoint
+                remove_unfinished(task.job.path, os.getpid())
         return running
 
     def _end_threads(self, timeout: float | None) -> None:
+        """End the thread that copies, then the thread that writes, which first ends the process.
+
+        Args:
+            timeout: the seconds to wait for each thread at most; None waits until it has ended.
+        """
         # the copier ends first, because it gives the writer its work
-        for thread, last in ((self._copier, None), (self._writer, self._groups.end)):
+        for thread, last_work in ((self._copier, None), (self._writer, self._groups.end)):
             if thread is not None:
-                if last is not None:
-                    thread.do(last)
+                if last_work is not None:
+                    thread.do(last_work)
                 thread.end(timeout)
         self._copier = self._writer = None
 
     # --- copying -------------------------------------------------------------------------------------------
 
     def _copy(self, task: SaveTask, snapshot: Snapshot, later: Callable[[], Collection[int]] | None) -> None:
-        """Copy a state into free buffers, except the tensors that `_encode` copies later."""
+        """Copy a state into free buffers, except the tensors that `_encode` copies later.
+
+        If no memory can be shared with the process, the state is copied into other memory, and a thread
+        writes from then on.
+        """
         pointers = later() if later is not None and task.size > AT_ONCE else ()
         watched = {} if task.job.part is None else task.job.part.watched
         buffers = self._free_buffers(shared=self._groups.uses_process and not task.small)
@@ -229,7 +239,7 @@ class Saver:
             reason = error_text(error)
             self._buffers.remove(buffers)
             buffers = self._free_buffers(shared=False)
-            snapshot.begin(buffers, pointers, watched)  # raises if the sharing was not the cause
+            snapshot.begin(buffers, pointers, watched)  # raises again if the error had another cause
             self._groups.uses_process = False
             logger.warning(
                 "checkpoints are written by a thread, as no memory could be shared with a process: %s", reason
@@ -249,9 +259,9 @@ class Saver:
         """Copy the tensors that `_copy` left out, encode the state, and queue it for writing."""
         try:
             task.encode()
-        except Exception as error:
+        except BaseException as error:  # of any class: if this thread died, all later saves would wait for it
             with self._lock:
-                if not task.begun:  # else it was replaced
+                if not task.begun:  # otherwise it was dropped, and its promise is done
                     task.begun = True
                     task.written.set_exception(error)
             return
@@ -263,7 +273,7 @@ class Saver:
             self.waiting.append(task)
         if (writer := self._writer) is not None:
             writer.do(self._write_waiting)
-        else:  # abandoned meanwhile
+        else:  # the saver was abandoned meanwhile, so `_write_waiting` only cancels the save
             self._write_waiting()
 
     def _write_waiting(self) -> None:

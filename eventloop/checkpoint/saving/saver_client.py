@@ -25,8 +25,8 @@ POLL_SECONDS = 0.25
 SILENT_SECONDS = 10.0
 """Seconds without a sign of life from a writing process, after which it is killed and a thread writes.
 
-The process sends one four times a second while it writes, however slow its disk is. That it computes is one,
-too, as while it starts on a busy machine. So only a process that does not run is killed.
+The process sends a sign four times a second while it writes, however slow its disk is. The use of CPU time is
+also a sign, as while the process starts on a busy machine. So only a process that stands still is killed.
 """
 URGENT_SECONDS = 1.0
 """Seconds of silence that are allowed once a signal has asked the program to end; it may be killed soon."""
@@ -35,16 +35,16 @@ EXIT_SECONDS = 2.0
 
 
 class Job(NamedTuple):
-    """The description of a save for the process: its path, its label and the checkpoints it replaces.
+    """The description of a save without its state: the path, the label and the checkpoints it replaces.
 
     Attributes:
         path: the checkpoint's path.
         label: the fields of the manifest that cannot be read from the state, such as its sequence number.
         replaces: checkpoints to remove once this one is durable, oldest first.
         spares: the number of checkpoints in `replaces` that are kept, the newest existing ones.
-        must: whether it is written even if a newer state has to be saved meanwhile, as a best checkpoint is.
-        last: whether the training has ended, and waits for this save. A thread of the training process
-            writes it then, because no computation competes with it, and a process would have to be started.
+        must: whether it may not be dropped in favour of a newer state; True for a best checkpoint.
+        last: whether the training has ended, and waits for this save. Then a thread of the training process
+            writes it: no computation competes with the thread, and a process might have to be started first.
         part: how this rank's part of it is written, if several ranks write it together.
     """
 
@@ -74,7 +74,7 @@ class ProcessGoneError(RuntimeError):
 
 
 def process_possible() -> bool:
-    """Return whether a process can be started that can map memory of this one."""
+    """Return whether a process can be started that can map memory of this process."""
     return hasattr(os, "memfd_create") and runs_python()
 
 
@@ -82,8 +82,8 @@ class SaverProcess:
     """A process that writes checkpoints; only `disable_kill` may be called on another thread.
 
     Args:
-        urgent: returns whether a signal has asked the program to end, so that a silent process is given up
-            soon.
+        urgent: returns whether a signal has asked the program to end. Then the process is killed after
+            `URGENT_SECONDS` of silence.
 
     Raises:
         OSError: the process could not be started.
@@ -138,10 +138,15 @@ class SaverProcess:
         return warnings
 
     def _answer(self, message: bytes) -> bytes:
-        """Send a message, and return the body of its answer."""
+        """Send a message, and return the body of its answer.
+
+        Raises:
+            ProcessGoneError: the process has ended, or was killed after too long a silence.
+        """
         self._child.push(message)
-        silent = 0.0  # counted in waits, not by a clock: this process may have been stopped, too
-        used = of_process(self._child.pid)
+        # seconds, summed over the waits: a clock would also count the time in which this process was stopped
+        silent = 0.0
+        cpu_seconds = of_process(self._child.pid)
         while not self._child.gone:
             unsent = self._child.backlog
             answers = self._child.exchange(POLL_SECONDS)
@@ -149,8 +154,9 @@ class SaverProcess:
                 self._ready = True
                 if answer.kind == Kind.DONE:
                     return answer.body
-            before, used = used, of_process(self._child.pid)  # on a busy machine even its start may be slow
-            lives = answers or self._child.backlog < unsent or computes(before, used, POLL_SECONDS)
+            before, cpu_seconds = cpu_seconds, of_process(self._child.pid)
+            # on a busy machine the process may use CPU time for long before it answers
+            lives = answers or self._child.backlog < unsent or computes(before, cpu_seconds, POLL_SECONDS)
             silent = 0.0 if lives else silent + POLL_SECONDS
             limit = URGENT_SECONDS if self._urgent() else SILENT_SECONDS
             if silent >= limit and not self._kill_disabled:

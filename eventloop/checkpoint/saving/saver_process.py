@@ -1,8 +1,8 @@
-"""The program of the process that writes checkpoints.
+"""Write checkpoints, as the program of the saver's process.
 
-`saver_client` starts it. It imports only the standard library, so it starts in 50 ms and takes 20 MB. It has
-the priority of the training, which waits for it at the end of a run. It finishes its saves even if the
-training process ends.
+`saver_client` starts the process. It imports only the standard library, so it starts in 50 ms and takes 20 MB
+of memory. Its priority is that of the training, because the training waits for it at the end of a run. It
+finishes its saves even if the training process ends.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def main() -> None:
 
 
 class _Answers:
-    """The pipe to the training process; a thread of its own reports on it that this process is running."""
+    """Send answers to the training process through a pipe, and signs of life from a thread of its own."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
-        self._works = threading.Event()
+        self._works = threading.Event()  # set while signs of life are to be sent
         threading.Thread(target=self._report, name="eventloop alive", daemon=True).start()
 
     @contextmanager
     def reports_life(self) -> Iterator[None]:
-        """Send an `ALIVE` frame at an interval while the block runs; a stopped process sends none."""
+        """Send an `ALIVE` frame every `ALIVE_SECONDS` while the block runs; a stopped process sends none."""
         self._works.set()
         try:
             yield
@@ -77,28 +77,29 @@ class _Answers:
             sleep(ALIVE_SECONDS)
 
     def write(self, data: bytes) -> None:
-        """Write a whole frame, while the other thread waits."""
-        rest = memoryview(data)
-        with self._lock, suppress(BrokenPipeError):  # the parent has ended
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+        """Write a whole frame, under a lock, so that frames of the two threads do not mix."""
+        unsent = memoryview(data)
+        with self._lock, suppress(BrokenPipeError):  # the training process has ended
+            while unsent:
+                unsent = unsent[os.write(self._descriptor, unsent) :]
 
 
 def _opened(saves: list[AnySave], memory: dict[Mapped, memoryview]) -> list[AnySave]:
-    """Return the saves with the bytes of the shared memory that their records name.
+    """Return the saves with views of the shared memory in which the training has the tensors' copies.
 
-    The memory is mapped at once, so that the saves can be finished even if the training process ends. It
-    stays mapped for later saves.
+    The memory is mapped now, before `commit`, so that the saves can be finished even if the training process
+    ends. It stays mapped for later saves.
 
     Args:
         saves: a group of saves.
-        memory: the mapped memory; new memory is added, and memory that no save names any more is removed.
+        memory: the memory that is mapped. Memory of these saves is added; if there is any, other memory is
+            removed.
     """
-    named = {data for save in saves for data in save.memory()}
-    if named:
-        for former in memory.keys() - named:
-            del memory[former]
-    for new in named - memory.keys():
+    needed = {data for save in saves for data in save.memory()}
+    if needed:
+        for unused in memory.keys() - needed:
+            del memory[unused]
+    for new in needed - memory.keys():
         with suppress(OSError):  # `commit` tries again, and reports the error
             memory[new] = new.open()
     return [_mapped(save, memory) for save in saves]

@@ -11,10 +11,13 @@ from queue import SimpleQueue
 
 
 class SaverThread:
-    """A daemon thread that runs functions in order.
+    """Run functions one after the other on a daemon thread.
 
-    An executor is not used, because the interpreter's exit joins its threads, and a thread whose disk hangs
-    never ends. If no thread can be started, `do` runs the function on the calling thread.
+    An executor is not used, because the interpreter's exit waits for an executor's threads, and a thread that
+    waits for a hanging disk never ends. If no thread can be started, `do` runs the function itself.
+
+    Args:
+        name: the thread's name, after "eventloop ".
     """
 
     def __init__(self, name: str) -> None:
@@ -34,7 +37,7 @@ class SaverThread:
             self._todo.put(work)
 
     def end(self, timeout: float | None = None) -> None:
-        """Let the thread end after its work; wait for that at most `timeout` seconds."""
+        """Let the thread end after its work; wait at most `timeout` seconds; None sets no limit."""
         if self._thread is not None:
             self._todo.put(None)
             self._thread.join(timeout)
@@ -42,4 +45,4 @@ class SaverThread:
     def _run(self) -> None:
         while (work := self._todo.get()) is not None:
             work()
-            del work  # it refers to the copy that was written
+            del work  # otherwise the copy that it refers to would stay in memory during the next `get`

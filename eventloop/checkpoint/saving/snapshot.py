@@ -25,7 +25,7 @@ class ChangedWhileCopiedError(RuntimeError):
 
 _NONE: Mapping[int, torch.Tensor] = {}
 _Pair = tuple[torch.Tensor, torch.Tensor]
-"""A tensor, and the view of a buffer into which it is copied."""
+"""A source, which is a tensor of the training, and the view of a buffer into which it is copied."""
 
 
 class Snapshot:
@@ -38,9 +38,10 @@ class Snapshot:
     changes the tensors.
 
     Args:
-        source: nested mappings, lists and tuples with tensors, of which only the tensors change afterwards.
-            The thread that copies frees them: Python's lock is released for each tensor that is freed, so a
-            training thread that freed them would wait for the thread that copies, often for a time slice.
+        source: the state: nested mappings, lists and tuples with tensors. The tensors may change later, the
+            mappings, lists and tuples must not, because `wait` copies them. It also frees the state: Python's
+            lock is released for each tensor that is freed, so if the training thread freed them, it would
+            wait for the thread that copies, often for a time slice.
 
     Attributes:
         size: the bytes of the tensors.
@@ -51,16 +52,17 @@ class Snapshot:
         self._tensors = {key: tensors_of(value) for key, value in source.items()}
         self.size = sum(map(bytes_of, self._tensors.values()))
         self._views: list[torch.Tensor] = []
-        self._copies: dict[
-            int, int | torch.Tensor
-        ] = {}  # what becomes of each tensor, as `_distinct` returns
+        self._copies: dict[int, int | torch.Tensor] = {}
+        """By the `id` of each tensor of the state, the index of its view or its copy; see `_distinct`."""
         self._late: list[_Pair] = []  # CPU tensors that `copy` copies
         self._streamed: list[tuple[torch.device, torch.cuda.Event]] = []
-        self._events: list[torch.cuda.Event] = []
+        """The end of the copies on each device's stream for copies, for which `join` lets the device wait."""
+        self._events: list[torch.cuda.Event] = []  # the ends of all asynchronous copies
         self._versions: list[tuple[torch.Tensor, int]] = []
-        self._changed = 0
-        self._lock = threading.Lock()  # of the versions and the number of changes
-        self._done = Latch()
+        """The tensors that must not change before `join`, each with its version count in `begin`."""
+        self._changed = 0  # the number of these tensors that did change
+        self._lock = threading.Lock()  # for `_versions` and `_changed`
+        self._done = Latch()  # set once all CPU tensors are copied, or cannot be
 
     def begin(
         self,
@@ -75,14 +77,14 @@ class Snapshot:
         Args:
             buffers: the memory for the copy.
             later: the `data_ptr` of tensors that do not change before `join` is called.
-            watched: by the `id` of a tensor, another one whose version counts changes, too: an optimizer's
-                step raises the version of a DTensor, and not that of its local tensor.
+            watched: by the `id` of a tensor of the state, another tensor whose changes count as its own: an
+                optimizer's step raises the version count of a DTensor, but not that of its local tensor.
         """
         sources, specs, copies = self._distinct()
         views = buffers.views(specs, sources)
         now: list[_Pair] = []
-        late: list[_Pair] = []  # CPU tensors that `copy` copies
-        beside: dict[torch.device, list[_Pair]] = {}
+        late: list[_Pair] = []
+        beside: dict[torch.device, list[_Pair]] = {}  # by device, for its stream for copies
         for source, view in zip(sources, views, strict=True):
             if source.data_ptr() not in later or not (source.is_cpu or source.is_cuda):
                 now.append((source, view))
@@ -91,7 +93,6 @@ class Snapshot:
             else:
                 late.append((source, view))
         _copy(now)
-        self._tensors = {}
         self._views, self._copies = views, copies
         devices = {source.device for source, _ in now if source.is_cuda}
         self._events = [event_after(torch.cuda.current_stream(device)) for device in devices]
@@ -101,36 +102,40 @@ class Snapshot:
         for device, pairs in beside.items():
             self._copy_beside(device, pairs, buffers)
         self._late = late
+        self._tensors = {}  # only now: after an error the saver begins again, in memory that is not shared
         if not late:
             self._done.set()
 
     def _distinct(self) -> tuple[list[torch.Tensor], list[Spec], dict[int, int | torch.Tensor]]:
-        """Return the tensors to copy into buffers, tied ones once, and their specs.
+        """Find the tensors to copy into buffers; tensors that share all their memory count once.
 
-        The third result has for the `id` of each tensor of the state the number of its copy, or the copy of a
-        tensor that does not fit into a buffer.
+        A tensor that does not fit into a buffer, such as a sparse one, is copied here.
+
+        Returns:
+            The tensors, the spec of each, and by the `id` of each tensor of the state either its index in
+            the first two lists or its own copy.
         """
         sources: list[torch.Tensor] = []
         specs: list[Spec] = []
         copies: dict[int, int | torch.Tensor] = {}
-        known: dict[int, int] = {}  # the number of the first tensor at each address
+        first_at: dict[int, int] = {}  # by address, the index of the first tensor there
         for key, tensors in self._tensors.items():
             for tensor in tensors:
-                odd = tensor.is_quantized or tensor.is_meta or tensor.is_nested
-                if odd or tensor.layout is not torch.strided:
+                is_special = tensor.is_quantized or tensor.is_meta or tensor.is_nested
+                if is_special or tensor.layout is not torch.strided:
                     copy = tensor.detach().clone()
                     copies[id(tensor)] = copy if tensor.is_meta else copy.cpu()
                     continue
-                number = known.setdefault(tensor.data_ptr(), len(sources))
-                if number == len(sources) or not _is_same(sources[number], tensor):
-                    number = len(sources)
+                index = first_at.setdefault(tensor.data_ptr(), len(sources))
+                if index == len(sources) or not _is_same(sources[index], tensor):
+                    index = len(sources)
                     sources.append(tensor)
                     specs.append((key, tensor.dtype, tensor.shape, tensor.is_cuda))
-                copies[id(tensor)] = number
+                copies[id(tensor)] = index
         return sources, specs, copies
 
     def _copy_beside(self, device: torch.device, pairs: list[_Pair], buffers: Buffers) -> None:
-        """Copy the tensors on a CUDA device on the stream for copies, after the work queued so far."""
+        """Copy tensors of a CUDA device on its stream for copies, after the work queued on it so far."""
         stream = buffers.streams.get(device) or torch.cuda.Stream(device)
         buffers.streams[device] = stream
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -148,15 +153,18 @@ class Snapshot:
         return not self._done.is_set()
 
     def copy(self) -> None:
-        """Copy the CPU tensors that are left, on the calling thread; torch's are busy with the training."""
-        apart = []
+        """Copy the CPU tensors that are left.
+
+        `memmove` uses the calling thread only: the threads of PyTorch's own copy are busy with the training.
+        """
         try:
+            irregular = []  # tensors that `memmove` cannot copy
             for source, view in self._late:
                 if source.is_contiguous() and not source.is_conj() and not source.is_neg():
                     ctypes.memmove(view.data_ptr(), source.data_ptr(), source.nbytes)  # releases the GIL
                 else:
-                    apart.append((source, view))
-            _copy(apart)
+                    irregular.append((source, view))
+            _copy(irregular)
             self._count_changes()
         finally:
             self._late = []
@@ -170,16 +178,15 @@ class Snapshot:
         """
         with waiting("checkpoint", "the copy of the state") if self.unfinished else nullcontext():
             self._done.wait()
-        self._count_changes()  # later ones are allowed
+        self._count_changes()  # later changes are allowed
         for device, event in self._streamed:
             torch.cuda.current_stream(device).wait_event(event)
 
     def wait(self) -> dict[str, Any]:
-        """Wait until the whole state is copied, and return the copy; free the source.
+        """Wait until the whole state is copied, and return the copy; free the state.
 
         Called once, and never on the training thread. The tensors of the copy are views of the buffers that
-        `begin` was given. A tensor that does not fit into a buffer, such as a sparse one, is copied by
-        itself.
+        `begin` was given, except those that do not fit into a buffer, such as sparse ones.
 
         Raises:
             ChangedWhileCopiedError: a tensor was changed before `join`, so the copy cannot be used.
@@ -203,13 +210,14 @@ class Snapshot:
         return self._views[copy] if isinstance(copy, int) else copy
 
     def _count_changes(self) -> None:
-        """Count the tensors that have changed by the first call.
+        """Count the tensors that have changed since `begin`; only the first call counts.
 
-        PyTorch does not count changes through `.data`, by another process, or by a replayed CUDA graph.
+        PyTorch's version count misses changes through `.data`, by another process, or by a replayed CUDA
+        graph.
         """
         with self._lock:
-            seen, self._versions = self._versions, []
-            self._changed += sum(tensor._version != version for tensor, version in seen)
+            versions, self._versions = self._versions, []
+            self._changed += sum(tensor._version != version for tensor, version in versions)
 
 
 def event_after(stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -229,14 +237,14 @@ def _copy(pairs: Iterable[_Pair]) -> None:
     From other accelerators the copy is synchronous, because no memory is pinned and no event is recorded for
     them.
     """
-    sources, views, at_once = [], [], False
+    sources, views, waits = [], [], False
     for source, view in pairs:
-        at_once = at_once or not (source.is_cpu or source.is_cuda)
+        waits = waits or not (source.is_cpu or source.is_cuda)
         sources.append(_resolved(source) if source.is_cuda else source)
         views.append(view)
     if sources:
         with torch.no_grad():
-            torch._foreach_copy_(views, sources, non_blocking=not at_once)
+            torch._foreach_copy_(views, sources, non_blocking=not waits)
 
 
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:

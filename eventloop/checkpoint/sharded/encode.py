@@ -22,9 +22,9 @@ from eventloop.checkpoint.sharded.plan import description, shard_name
 from eventloop.processes.shared_memory import Mapped, Piece, Record
 
 PATIENCE_SECONDS = 120.0
-"""Seconds for which rank 0 waits for a rank whose files do not grow, and ..."""
+"""Seconds for which rank 0 waits while the other ranks' files do not grow, in addition to a sync's time."""
 SLOWEST = 100e6
-"""... the bytes per second of a disk that makes written files durable, for which it waits longer."""
+"""The bytes per second of a slow disk's sync. While it syncs, a rank's files do not grow."""
 
 
 def rank_name(rank: int) -> str:
@@ -43,20 +43,20 @@ def encode_part(
     """Return one rank's part of a checkpoint in the form in which `commit` writes it.
 
     Args:
-        state: the copy, with the keys `REST`, `OWN` and `SHARD`.
-        job: what all ranks know of the save.
+        state: the copy of what this rank writes, under the keys `REST`, `OWN` and `SHARD`.
+        job: the description of the save.
         path, label: as in `serialize`.
         rebuilt, memory: as in `records_of`.
 
     Raises:
         CheckpointError: the manifest could not be read again.
     """
-    own = (records_of(state[OWN], rebuilt, memory),)
-    files = [RankFile(rank_name(job.rank), own)]
+    own_state = (records_of(state[OWN], rebuilt, memory),)
+    files = [RankFile(rank_name(job.rank), own_state)]
     if state[SHARD]:
-        files.append(RankFile(shard_name(job.rank), tuple(_archive(each, memory) for each in state[SHARD])))
+        files.append(RankFile(shard_name(job.rank), tuple(_archive(chunk, memory) for chunk in state[SHARD])))
     patience = PATIENCE_SECONDS + sum(chunk.nbytes for chunk in state[SHARD]) / SLOWEST
-    whole, common = Save(path, (), b""), list[tuple[str, bytes]]()
+    whole, common = Save(path, (), b""), list[tuple[str, bytes]]()  # without contents on other ranks than 0
     if job.rank == 0:
         rest = with_empty_tensors(state[REST])
         manifest = manifest_of(rest, label)
@@ -67,7 +67,7 @@ def encode_part(
 
 
 def _archive(chunk: torch.Tensor, memory: Mapping[int, Mapped]) -> tuple[Record, ...]:
-    """Return a contiguous chunk in host memory as the records of an archive."""
+    """Return a chunk, which is contiguous and in host memory, as the records of `torch.save`'s format."""
     storage = chunk.untyped_storage()
     shared = memory.get(storage.data_ptr())
     data: bytes | memoryview | Piece

@@ -18,9 +18,9 @@ from eventloop.util.suggest import near
 def load_sharded(path: str | Path, tensors: Mapping[str, torch.Tensor], *, verify: bool = True) -> list[str]:
     """Fill tensors in place from a checkpoint that several ranks have written; return the keys left out.
 
-    Each process reads what its tensors need: of a DTensor its own part, whatever divides it and whichever
-    ranks have written it. No process waits for another one, and no code from a file is executed. Nothing is
-    changed unless all tensors fit and the files are whole.
+    Each process reads what its tensors need, which for a DTensor is this rank's part. The mesh and placements
+    may differ from those of the ranks that have written it. No process waits for another one, and no code
+    from a file is executed. Nothing is changed unless all tensors fit and the files are intact.
 
         from eventloop.checkpoint import load_sharded
 
@@ -32,15 +32,15 @@ def load_sharded(path: str | Path, tensors: Mapping[str, torch.Tensor], *, verif
         path: the checkpoint's directory.
         tensors: plain tensors and DTensors by key: `state_dict.<name>`, `ema_state_dict.<name>`, or
             `optimizer.<parameter>.<state>`, such as `optimizer.head.weight.exp_avg`.
-        verify: compare every file that has a part of these tensors with its hash first. With False only the
-            sizes are compared, for programs of many ranks of which one calls `verify_checkpoint`.
+        verify: first compare every file that has a part of these tensors with its hash. With False only
+            sizes are compared; it is for programs of many ranks, one of which calls `verify_checkpoint`.
 
     Returns:
         The keys of the checkpoint's tensors that `tensors` lacks.
 
     Raises:
-        CheckpointError: the path is no such checkpoint, it is damaged, it lacks a key, or a tensor has
-            another shape or type; the message lists all of these.
+        CheckpointError: the path is not a checkpoint of several ranks, it is damaged, it lacks keys, or
+            tensors have other shapes or types; the message lists all such keys and tensors.
     """
     path = Path(path)
     manifest = read_manifest(path)
@@ -50,11 +50,13 @@ def load_sharded(path: str | Path, tensors: Mapping[str, torch.Tensor], *, verif
             "load_checkpoint reads it"
         )
     shards = Shards.of(path, manifest)
-    if wrong := [line for key, tensor in tensors.items() if (line := _why_not(key, tensor, shards.entries))]:
-        lines = "\n  ".join(wrong)
+    reasons = [_why_not(key, tensor, shards.entries) for key, tensor in tensors.items()]
+    if misfits := [reason for reason in reasons if reason]:
+        lines = "\n  ".join(misfits)
         raise CheckpointError(f"{path} does not fit the tensors; nothing was loaded:\n  {lines}")
     check_sizes(path, manifest)
-    files = {chunk[2] for key in tensors for chunk in shards.entries[key].chunks}
+    chunks = [chunk for key in tensors for chunk in shards.entries[key].chunks]
+    files = {file for _, _, file, _, _ in chunks}
     if verify and (damage := shards.damage_in(sorted(files))):
         raise CheckpointError(damage)
     shards.read(dict(tensors))
@@ -69,9 +71,9 @@ def _why_not(key: str, tensor: object, entries: Mapping[str, Entry]) -> str:
         return f"{key}: expected a tensor, got a {type(tensor).__name__}"
     if tensor.is_meta or tensor.layout is not torch.strided:
         return f"{key}: expected a dense tensor with memory, got one of {tensor.layout} on {tensor.device}"
-    if isinstance(tensor, DTensor) and any(each.is_partial() for each in tensor.placements):
+    if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
         return f"{key}: expected a DTensor that is sharded or replicated, got one of {tensor.placements}"
     if tuple(tensor.shape) != entry.shape or tensor.dtype != entry.type:
-        theirs, own = f"{entry.shape} of {entry.type}", f"{tuple(tensor.shape)} of {tensor.dtype}"
-        return f"{key}: the checkpoint has {theirs}, the tensor is {own}"
+        saved, own = f"{entry.shape} of {entry.type}", f"{tuple(tensor.shape)} of {tensor.dtype}"
+        return f"{key}: the checkpoint has {saved}, the tensor is {own}"
     return ""

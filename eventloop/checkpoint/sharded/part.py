@@ -1,12 +1,13 @@
-"""Make a checkpoint durable that several ranks write together: each its own files, rank 0 also the rest.
+"""Write one rank's part of a checkpoint that several ranks write together, and let rank 0 complete it.
 
     .epoch_3.<token of the run>-<number>.tmp/       all ranks write here; any rank may make the directory
-        __1_0.distcp, rank_1.pth, vote_1.json       of each rank; the vote last, and none of rank 0
+        __1_0.distcp, rank_1.pth, vote_1.json       of each rank; the vote comes last, and rank 0 has none
         index.json, .metadata, state.pth            of rank 0, once all ranks have voted
         manifest.json                               last; then the directory is renamed to epoch_3
 
-A crash before the rename leaves a hidden directory, a crash after it a whole checkpoint. A rank other than 0
-is done when it has voted; only rank 0 learns whether the checkpoint is saved. The saver's process runs this
+A vote says that the files of its rank are durable, or why they could not be written (`votes`). A rank other
+than 0 is done when it has voted; only rank 0 learns whether the checkpoint is saved. A crash before the
+rename leaves a hidden directory, and a crash after it a complete checkpoint. The saver's process runs this
 module, so it imports only the standard library.
 """
 
@@ -42,7 +43,7 @@ INDEX, METADATA = "index.json", ".metadata"
 
 
 class RankFile(NamedTuple):
-    """A file of one rank: archives of torch.save in a row, each as its records."""
+    """A file of one rank: archives in `torch.save`'s format, one after the other, each as its records."""
 
     name: str
     archives: tuple[tuple[Record, ...], ...]
@@ -52,13 +53,13 @@ class PartSave(NamedTuple):
     """One rank's part of a checkpoint.
 
     Attributes:
-        whole: the checkpoint, with the records that rank 0 writes; empty on other ranks.
-        work: the directory that all ranks write to, which is renamed at last.
-        rank, ranks: the number of this rank, and of all ranks.
-        form: the names, shapes and types of all tensors, as a hash; the same on all ranks.
+        whole: the save of the checkpoint itself: its path, and on rank 0 its payload and manifest.
+        work: the temporary directory that all ranks write to, which rank 0 renames at the end.
+        rank, ranks: the number of this rank, and the number of ranks.
+        form: a hash of the names, shapes, types and placements of all tensors; the same on all ranks.
         files: the files of this rank.
-        common: the names and the bytes of the files that rank 0 writes in addition.
-        patience: the seconds for which rank 0 waits for a rank that does nothing.
+        common: the names and the bytes of other files that rank 0 writes; empty on other ranks.
+        patience: the seconds for which rank 0 waits for other ranks while their files do not grow.
     """
 
     whole: Save
@@ -86,19 +87,20 @@ class PartSave(NamedTuple):
         return self.whole.spares
 
     def memory(self) -> set[Mapped]:
-        """Return the shared memory that the records name."""
+        """Return the shared memory in which bytes of the records are."""
         archives = (archive for file in self.files for archive in file.archives)
         return self.whole.memory().union(*map(memory_of, archives))
 
     def mapped(self, memory: Mapping[Mapped, memoryview]) -> PartSave:
-        """Return a save with views of shared memory; see `mapped_records`."""
+        """Return this save with views of shared memory in its records; see `mapped_records`."""
         return self._with(lambda records: mapped_records(records, memory))
 
     def with_own_bytes(self) -> PartSave:
-        """Return a save with copies of the tensors' bytes, so that the tensors may change."""
+        """Return this save with copies of the tensors' bytes, so that the tensors may change."""
         return self._with(with_own_bytes)
 
     def _with(self, change: Callable[[tuple[Record, ...]], tuple[Record, ...]]) -> PartSave:
+        """Return this save with the result of `change` in place of the records of each archive."""
         files = tuple(RankFile(name, tuple(map(change, archives))) for name, archives in self.files)
         return self._replace(whole=self.whole._replace(records=change(self.whole.records)), files=files)
 
@@ -110,7 +112,7 @@ class PartSave(NamedTuple):
 class StagedPart(Staged):
     """The steps that make one rank's part durable, and on rank 0 the whole checkpoint.
 
-    A thread repeats them if the saver's process died at any of them.
+    If the saver's process dies during any step, a thread does the steps again from the first.
     """
 
     def __init__(self, save: PartSave, disk: Disk, given_up: threading.Event | None) -> None:
@@ -120,7 +122,7 @@ class StagedPart(Staged):
     def write(self) -> None:
         """Write this rank's files and vote; on rank 0 wait for all votes, and write the other files.
 
-        Nothing is written that a process which died has completed.
+        If a process that died has already voted, or on rank 0 renamed the directory, nothing is written.
         """
         part = self._part
         if part.rank and self._has_voted():
@@ -138,28 +140,28 @@ class StagedPart(Staged):
             self._finish()
             return
         votes = await_votes(part.work, vote, part.ranks, part.patience, self._given_up)
-        files = {name: entry for each in votes for name, entry in each.files.items()}
+        files = {name: entry for rank_vote in votes for name, entry in rank_vote.files.items()}
         for name, data in part.common:
             files[name] = self._write_new(name, partial(_write_bytes, data))
         _check_sizes(part.work, files)
-        for stale in (PAYLOAD, MANIFEST):  # of a process that died
+        for stale in (PAYLOAD, MANIFEST):  # written by a process that died
             (part.work / stale).unlink(missing_ok=True)
         self.write_whole(files)
 
     def _has_voted(self) -> bool:
-        """Return whether this rank has voted for the checkpoint, or rank 0 has even completed it."""
+        """Return whether this rank has voted for the checkpoint, or rank 0 has already completed it."""
         vote = read_vote(self._part.work, self._part.rank)
         return (vote is not None and not vote.error) or self._renamed_before() is not None
 
     def _renamed_before(self) -> Path | None:
-        """Return the name that the directory of all ranks has now; None if it has no new name."""
+        """Return the path to which rank 0 has renamed the directory of all ranks; None if it has not."""
         if self._part.work.exists():
             return None
         numbered = sorted(self.path.parent.glob(f"{escape(self.path.name)}-*"))
         return next((path for path in (self.path, *numbered) if _is_of(self._part.work, path)), None)
 
     def _write_own(self) -> Vote:
-        """Write this rank's files, make them durable, and vote."""
+        """Write this rank's files, make them durable, and return the vote, which other ranks than 0 write."""
         part = self._part
         files = {file.name: self._write_new(file.name, partial(_write_archives, file)) for file in part.files}
         for error in run_together(self.syncs()):
@@ -173,7 +175,8 @@ class StagedPart(Staged):
         return vote
 
     def _write_new(self, name: str, write: Callable[[Sink], object]) -> FileHash:
-        with suppress(FileNotFoundError):  # of a process that died
+        """Write a file; one of this name, which a process that died has written, is removed first."""
+        with suppress(FileNotFoundError):
             (self._part.work / name).unlink()
         return self.write_file(name, write)
 
@@ -182,14 +185,14 @@ class StagedPart(Staged):
         part = self._part
         super().fail(error)
         if part.rank:
-            for file in part.files:  # first, as on a full disk even the vote needs their room
+            for file in part.files:  # before the vote, which on a full disk needs the room of these files
                 with suppress(OSError):
                     (part.work / file.name).unlink()
-            with suppress(OSError):  # then rank 0 waits for its patience
+            with suppress(OSError):  # without the vote, rank 0 waits for `patience` seconds
                 write_vote(part.work, part.rank, Vote(part.form, {}, error_text(error)), self._disk)
 
     def syncs(self) -> list[Callable[[], None]]:
-        """Return functions that make the files of this save durable; none if they were before."""
+        """Return functions that make this save's files durable; none if the directory was renamed before."""
         return [] if self._name is not None else super().syncs()
 
     def rename_to_free_name(self) -> None:
@@ -198,15 +201,17 @@ class StagedPart(Staged):
             super().rename_to_free_name()
 
     def rename_replaced(self, removals: Removals) -> None:
-        """Give temporary names to replaced checkpoints, and remove what slow ranks left of failed saves."""
+        """Give temporary names to replaced checkpoints, and remove directories of earlier failed saves."""
         super().rename_replaced(removals)
-        for left in leftovers(self.path.parent):
-            if is_earlier_of_ranks(left, self._part.work):  # rank 0 has given it up
+        for path in leftovers(self.path.parent):
+            # rank 0 has ended that save before this one, but a slow rank may have written to it since
+            if is_earlier_of_ranks(path, self._part.work):
                 with suppress(OSError):
-                    self._disk.remove(left)
-        remove_dead(self.path.parent, owned=True)  # of runs before this one, whose ranks were killed
+                    self._disk.remove(path)
+        remove_dead(self.path.parent, owned=True)  # the directories of earlier runs, whose ranks were killed
 
     def _finish(self) -> None:
+        """End the save on a rank other than 0, whose part ends with its vote."""
         self.close_files()
         self._work, self._at, self.done = None, perf_counter(), True
 
@@ -235,27 +240,27 @@ def _check_sizes(work: Path, files: Mapping[str, FileHash]) -> None:
     """Compare the sizes of all ranks' files with their votes.
 
     Raises:
-        NoCheckpointError: one is missing or has another size, as after somebody removed the directory, and a
-            rank made it again.
+        NoCheckpointError: a file is missing or has another size, for example because somebody removed the
+            directory, and a rank made it again.
     """
     for name, entry in files.items():
         size = (work / name).stat().st_size if (work / name).exists() else None
         if size != entry.bytes:
-            found = "does not find it" if size is None else f"finds {size}"
+            finds = "does not find it" if size is None else f"finds {size}"
             raise NoCheckpointError(
-                f"{work / name}: expected the {entry.bytes} bytes that its rank has written, rank 0 {found}: "
+                f"{work / name}: expected the {entry.bytes} bytes that its rank has written, rank 0 {finds}: "
                 "the directory may have been removed meanwhile, or the ranks' hosts may see different ones"
             )
 
 
 def _bytes_in(path: Path) -> int:
-    """Return the bytes of a checkpoint's files, as far as its manifest lists them."""
+    """Return the bytes of the files that a checkpoint's manifest lists."""
     listed: Mapping[str, Mapping[str, int]] = json.loads((path / MANIFEST).read_bytes())["manifest"]["files"]
     return sum(file["bytes"] for file in listed.values())
 
 
 def _is_of(work: Path, path: Path) -> bool:
-    """Return whether a checkpoint is the one that the ranks wrote in `work`, a directory renamed since."""
+    """Return whether the checkpoint `path` is the directory `work`, renamed, by the name in its manifest."""
     try:
         return f'"save":"{work.name}"'.encode() in (path / MANIFEST).read_bytes()
     except OSError:

@@ -1,9 +1,10 @@
 """Split a training's state into the tensors that go to shards and the rest, and join them again.
 
-The tensors of the weights, of the average's weights and of the optimizers' states go to shards, also those
-that are not sharded, so that other programs find all of them there. They have the keys that PyTorch's
-distributed checkpoint gives to `{"state_dict": ..., "optimizer": {<parameter>: {<state>: ...}}}`. In the rest
-an `Absent` stands in the place of each, and in the file a tensor without memory, on the device "meta".
+The tensors of the weights, of their running average and of the optimizers' states go to shards, the files
+that all ranks write. Tensors that are not sharded go there, too, so that other programs find all of them.
+Their keys are those that PyTorch's distributed checkpoint gives to
+`{"state_dict": ..., "optimizer": {<parameter>: {<state>: ...}}}`. In the rest of the state each of them is
+replaced by an `Absent`, and in the file by a tensor without memory, on the device "meta".
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from eventloop.optim.parameter_names import labels_of
 from eventloop.state.keys import SHARDED
 
 *WEIGHTS, OPTIMIZER = SHARDED
-_PREFIX = "module."  # of the model's own names in "ema_state_dict"
+_PREFIX = "module."
+"""The prefix that "ema_state_dict", the running average, has before the model's names."""
 
 
 class Place(NamedTuple):
-    """Where a tensor is.
+    """The place of a tensor in a state, and its key in the shards.
 
     Attributes:
         path: the keys that lead to it in the state.
-        names: the keys that lead to it in the shards, where a parameter's name replaces its number.
-        parameter: the name of the parameter or buffer that it is, or whose state it is.
+        names: the parts of its key in the shards, in which a parameter's name replaces its number.
+        parameter: the name of the parameter or buffer, or of the parameter to whose optimizer state the
+            tensor belongs.
     """
 
     path: tuple[Any, ...]
@@ -40,9 +43,10 @@ class Place(NamedTuple):
 
 
 class Absent:
-    """The shape and the type of a tensor that went to shards, in its place in the rest.
+    """The shape and the type of a tensor that goes to shards, in its place in the rest of the state.
 
-    The training thread makes these, and the thread that encodes the rest makes tensors of them.
+    The training thread makes these objects, and the thread that encodes the rest makes tensors without memory
+    of them.
     """
 
     __slots__ = ("dtype", "shape")
@@ -52,7 +56,7 @@ class Absent:
 
 
 def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Place, torch.Tensor]]:
-    """Return the rest of a state, and the tensors that go to shards."""
+    """Return a state with an `Absent` for each tensor that goes to shards, and these tensors by place."""
     tensors: dict[Place, torch.Tensor] = {}
 
     def cut_out(place: Place, tensor: torch.Tensor) -> torch.Tensor | Absent:
@@ -74,7 +78,12 @@ def with_empty_tensors(rest: Any) -> Any:
 
 
 def replaced(state: Mapping[str, Any], change: Callable[[Place, torch.Tensor], Any]) -> dict[str, Any]:
-    """Return a state with the result of `change` for each tensor whose place may be in shards."""
+    """Return a state with the result of `change` for each tensor of the weights and optimizer states.
+
+    Args:
+        state: the state.
+        change: called with the place of a tensor, and the tensor.
+    """
     result = dict(state)
     for key in WEIGHTS:
         if isinstance(state.get(key), Mapping):
@@ -90,10 +99,11 @@ def replaced(state: Mapping[str, Any], change: Callable[[Place, torch.Tensor], A
 
 
 def _optimizers(state: Mapping[str, Any], change: Callable[[Place, torch.Tensor], Any]) -> dict[str, Any]:
-    found, names = state[OPTIMIZER], state["meta"].get("parameters", {})
-    if "" in names:
-        return _optimizer(found, "", names[""], change)
-    return {name: _optimizer(each, name, names.get(name, []), change) for name, each in found.items()}
+    """Return the state of the optimizer, or the states of several by name, with changed tensors."""
+    saved, names = state[OPTIMIZER], state["meta"].get("parameters", {})
+    if "" in names:  # a single optimizer, which has no name
+        return _optimizer(saved, "", names[""], change)
+    return {name: _optimizer(one, name, names.get(name, []), change) for name, one in saved.items()}
 
 
 def _optimizer(
@@ -102,13 +112,20 @@ def _optimizer(
     groups: list[str],
     change: Callable[[Place, torch.Tensor], Any],
 ) -> dict[str, Any]:
-    """Return an optimizer's state with the changed tensors of its parameters' states."""
+    """Return an optimizer's state with the changed tensors of its parameters' states.
+
+    Args:
+        state: the `state_dict` of the optimizer.
+        name: the optimizer's name; "" for a single one.
+        groups: the names of its parameters, as `meta` has them.
+        change: as in `replaced`.
+    """
     path = (OPTIMIZER, name) if name else (OPTIMIZER,)
-    known = dict(_names(state, groups))
+    names_by_number = dict(_names(state, groups))
 
     def changed(value: Any, number: Any, keys: tuple[Any, ...]) -> Any:
         if isinstance(value, torch.Tensor):
-            parameter = known.get(number, str(number))
+            parameter = names_by_number.get(number, str(number))
             names = (*path, parameter, *map(str, keys))
             return change(Place((*path, "state", number, *keys), names, parameter), value)
         if isinstance(value, Mapping):

@@ -1,10 +1,11 @@
 """Decide which rank writes which chunk of which tensor, and where in its file.
 
-Every rank computes the same plan alone, from what a DTensor knows of all ranks: its mesh and placements. So a
+A chunk is the part of a tensor that a rank holds, and the plan assigns each chunk to one rank. Every rank
+computes the same plan for itself, because each DTensor has the mesh and the placements of all ranks. So a
 save needs no message. A plan depends on names, shapes, types and placements only, and is kept while these
 stay the same. The files have the format of PyTorch's distributed checkpoint: each chunk is an archive of
-`torch.save`, and `.metadata` lists the chunks for other programs. eventloop reads `index.json`, which lists
-the same, because `.metadata` is a pickle.
+`torch.save`, and `.metadata` lists the chunks for other programs. eventloop reads the same list from
+`index.json`, because `.metadata` is a pickle, which may execute code.
 """
 
 from __future__ import annotations
@@ -38,16 +39,18 @@ from eventloop.checkpoint.sharded.places import OPTIMIZER, Place
 from eventloop.state.sharded import divided
 
 Offsets = tuple[int, ...]
+"""A number for each dimension of a tensor: the offsets or the sizes of a chunk."""
 Form = tuple[Place, torch.Size, torch.dtype, tuple[Any, ...]]
+"""The place, shape, type and placements of a tensor."""
 
 
 class Chunk(NamedTuple):
     """A part of a tensor that one rank writes.
 
     Attributes:
-        offsets, sizes: its place in the whole tensor, and its shape.
+        offsets, sizes: the index of its first element in the whole tensor, and its shape.
         rank: the rank that writes it.
-        start, length: where its archive begins in that rank's file, and its size, in bytes.
+        start, length: the first byte of its archive in that rank's file, and the archive's size in bytes.
     """
 
     offsets: Offsets
@@ -58,11 +61,11 @@ class Chunk(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The chunks of each tensor.
+    """The chunks of all tensors.
 
     Attributes:
-        form: the names, shapes, types and placements of all tensors, as a hash; the same on all ranks.
-        chunks: the chunks of each tensor, by place.
+        form: a hash of the names, shapes, types and placements of all tensors; the same on all ranks.
+        chunks: the chunks of each tensor, by the tensor's place.
     """
 
     form: str
@@ -74,37 +77,39 @@ class Plan(NamedTuple):
 
 
 def shard_name(rank: int) -> str:
-    """Return the name of the file with a rank's chunks, which is that of PyTorch's distributed checkpoint."""
+    """Return the name of the file with a rank's chunks, the same as PyTorch's distributed checkpoint uses."""
     return f"__{rank}_0.distcp"
 
 
 def plan_of(tensors: Mapping[Place, torch.Tensor], rank: int, ranks: int) -> Plan:
-    """Return the plan for tensors of which every rank knows the same names, shapes and placements.
+    """Return the plan for tensors that have the same names, shapes and placements on every rank.
 
-    Of the ranks that hold a chunk, the tensor's number decides which one writes it. Plain weights are rank
-    0's: running averages, which may differ on other ranks, would else be a mixture of several ranks'.
+    If several ranks hold a chunk, they take turns from tensor to tensor, so that each writes about as much.
+    Only rank 0 writes weights that are not DTensors: running averages in them may differ between ranks, and
+    must all come from one rank.
 
     Args:
         tensors: DTensors, and tensors that are the same on all ranks.
         rank, ranks: the number of this rank, and of all ranks.
 
     Raises:
-        TypeError: a DTensor is the unfinished sum of its ranks' values, or its mesh has not rank 0.
+        TypeError: a DTensor has a placement `Partial`, so its value is the sum of the ranks' parts; or its
+            mesh lacks rank 0.
     """
-    ends = [0] * ranks  # of the ranks' files
+    file_sizes = [0] * ranks
     chunks: dict[Place, list[Chunk]] = {}
     for number, (place, tensor) in enumerate(tensors.items()):
         chunks[place] = []
         for (offsets, sizes), holders in _held(place, tensor, rank, ranks).items():
             writer, length = holders[number % len(holders)], _length(sizes, tensor.dtype)
-            chunks[place].append(Chunk(offsets, sizes, writer, ends[writer], length))
-            ends[writer] += length
+            chunks[place].append(Chunk(offsets, sizes, writer, file_sizes[writer], length))
+            file_sizes[writer] += length
     forms = [form_of(place, tensor) for place, tensor in tensors.items()]
     return Plan(hashlib.sha256(repr(forms).encode()).hexdigest(), chunks)
 
 
 def form_of(place: Place, tensor: torch.Tensor) -> Form:
-    """Return what of a tensor decides the plan: its name, shape, type and placements."""
+    """Return the properties of a tensor on which the plan depends."""
     return place, tensor.shape, tensor.dtype, tensor.placements if isinstance(tensor, DTensor) else ()
 
 
@@ -123,7 +128,7 @@ def _held(
     mesh = tensor.device_mesh.mesh
     mesh_ranks = mesh.flatten().tolist()
     if 0 not in mesh_ranks:
-        if rank in mesh_ranks:  # the mesh that has rank 0 holds the same values, and its ranks write them
+        if rank in mesh_ranks:  # another mesh has rank 0 and the same values, and its ranks write them
             return {}
         raise TypeError(
             f"the checkpoint's {place.key}: expected a DTensor on a mesh with rank 0, which describes all "
@@ -134,24 +139,36 @@ def _held(
 
 @cache
 def _layout(
-    shape: Offsets, mesh_shape: Offsets, placements: tuple[Any, ...], known: tuple[int, ...]
+    shape: Offsets, mesh_shape: Offsets, placements: tuple[Any, ...], mesh_ranks: tuple[int, ...]
 ) -> Mapping[tuple[Offsets, Offsets], Sequence[int]]:
-    held: dict[tuple[Offsets, Offsets], list[int]] = {}
-    for place, rank in zip(itertools.product(*map(range, mesh_shape)), known, strict=True):
-        rows = rows_of(shape, placements, mesh_shape, place)
-        if all(rows) or 0 in shape:  # a rank may hold nothing of a small tensor
-            chunk = tuple(each.start for each in rows), tuple(map(len, rows))
-            held.setdefault(chunk, []).append(rank)
-    return held
+    """Return the ranks that hold each chunk of a DTensor, by the chunk's offsets and sizes.
+
+    Args:
+        shape: the shape of the whole tensor.
+        mesh_shape, placements: those of the DTensor.
+        mesh_ranks: the ranks of the mesh, in the order of their coordinates.
+    """
+    holders: dict[tuple[Offsets, Offsets], list[int]] = {}
+    for coordinate, rank in zip(itertools.product(*map(range, mesh_shape)), mesh_ranks, strict=True):
+        ranges = rows_of(shape, placements, mesh_shape, coordinate)
+        if all(ranges) or 0 in shape:  # a rank may hold nothing of a small tensor
+            chunk = tuple(indices.start for indices in ranges), tuple(map(len, ranges))
+            holders.setdefault(chunk, []).append(rank)
+    return holders
 
 
 def rows_of(
     shape: Sequence[int], placements: Sequence[Any], mesh_shape: Sequence[int], place: Sequence[int]
 ) -> list[range]:
-    """Return which indices of each dimension of a DTensor the rank at `place` of its mesh holds.
+    """Return the indices of each dimension of a DTensor that the rank at a coordinate of its mesh holds.
+
+    Args:
+        shape: the shape of the whole tensor.
+        placements, mesh_shape: those of the DTensor.
+        place: the rank's coordinate in the mesh.
 
     Raises:
-        TypeError: the indices are not in one piece, so that the rank holds more than one chunk.
+        TypeError: the indices of a dimension have a gap, so that the rank holds more than one chunk.
     """
     return [_rows(size, dim, placements, mesh_shape, place) for dim, size in enumerate(shape)]
 
@@ -159,34 +176,38 @@ def rows_of(
 def _rows(
     size: int, dim: int, placements: Sequence[Any], mesh_shape: Sequence[int], place: Sequence[int]
 ) -> range:
-    own = [
-        (p, n, i)
-        for p, n, i in zip(placements, mesh_shape, place, strict=True)
-        if getattr(p, "dim", None) == dim
+    """Return the indices of the dimension `dim`, of this size, that a rank holds; see `rows_of`."""
+    # the dimensions of the mesh that divide this dimension: the placement, the mesh's size, the coordinate
+    dividing = [
+        (placement, parts, index)
+        for placement, parts, index in zip(placements, mesh_shape, place, strict=True)
+        if getattr(placement, "dim", None) == dim
     ]
-    found = divided(
+    # the indices are divided as the tensor is; `dim` is their last dimension, and those before have size 1
+    held = divided(
         torch.arange(size).reshape([-1 if each == dim else 1 for each in range(dim + 1)]),
-        [p for p, _, _ in own],
-        [n for _, n, _ in own],
-        [i for _, _, i in own],
+        [placement for placement, _, _ in dividing],
+        [parts for _, parts, _ in dividing],
+        [index for _, _, index in dividing],
     ).flatten()
-    rows = range(int(found[0]), int(found[-1]) + 1) if len(found) else range(0)
-    if len(rows) != len(found):
+    rows = range(int(held[0]), int(held[-1]) + 1) if len(held) else range(0)
+    if len(rows) != len(held):
         raise TypeError(
             f"a DTensor of the checkpoint: expected placements that give each rank one piece of dimension "
-            f"{dim}, got {tuple(placements)}, which give it {found.tolist()}: call redistribute() first"
+            f"{dim}, got {tuple(placements)}, which give it {held.tolist()}: call redistribute() first"
         )
     return rows
 
 
 @cache
 def description(sizes: Offsets, dtype: torch.dtype) -> bytes:
-    """Return the pickle by which `torch.load` makes a tensor of the bytes of a record `data/0`."""
-    return pickled(torch.empty(sizes, dtype=dtype))[0]  # large memory is never touched, and freed at once
+    """Return the pickle of a chunk's archive, by which `torch.load` makes a tensor of the record `data/0`."""
+    return pickled(torch.empty(sizes, dtype=dtype))[0]  # the memory is never written, so it takes no room
 
 
 @cache
 def _length(sizes: Offsets, dtype: torch.dtype) -> int:
+    """Return the length in bytes of the archive of a chunk."""
     bytes_of_data = torch.Size(sizes).numel() * torch.empty((), dtype=dtype).element_size()
     return archive_length([("data.pkl", len(description(sizes, dtype))), ("data/0", bytes_of_data)])
 
@@ -230,7 +251,8 @@ def metadata_of(plan: Plan, tensors: Mapping[Place, torch.Tensor]) -> bytes:
 
 
 def _stored(plan: Plan) -> Iterator[tuple[MetadataIndex, _StorageInfo]]:
+    """Yield PyTorch's description of each chunk: its tensor, offsets and number, and its place in a file."""
     for place, chunks in plan.chunks.items():
         for number, chunk in enumerate(chunks):
-            where = _StorageInfo(shard_name(chunk.rank), chunk.start, chunk.length)
-            yield MetadataIndex(place.key, torch.Size(chunk.offsets), number), where
+            in_file = _StorageInfo(shard_name(chunk.rank), chunk.start, chunk.length)
+            yield MetadataIndex(place.key, torch.Size(chunk.offsets), number), in_file

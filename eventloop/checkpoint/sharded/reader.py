@@ -1,9 +1,10 @@
 """Read a checkpoint that several ranks have written, on any number of ranks and any mesh.
 
-First the small files are read, which are the same for every rank; tensors without memory stand in the places
-of those in the shards. Once all ranks agree on the checkpoint, they compare its shards with the hashes, each
-rank its share, and each rank fills in the tensors: those that are DTensors in its model as its own part of
-them, all others whole. No step is a collective, and no code from a file is executed.
+Shards are the files with the chunks of tensors, of which each rank has written one. A rank reads in two
+steps. First it reads the small files, which are the same for every rank; in the state that they give, tensors
+of the shards have no memory. Once all ranks agree on the checkpoint, each rank compares its share of the
+files with their hashes, and fills in the tensors: those that are DTensors in its model with its own part,
+and all others with the whole. No step is a collective, and no code from a file is executed.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ from eventloop.util.errors import CheckpointError
 from eventloop.util.file_names import is_plain_name
 
 Numbers = tuple[int, ...]
+"""A number for each dimension of a tensor: the offsets or the sizes of a chunk."""
 Live = Callable[[str], torch.Tensor | None]
-"""A function that returns the tensor of this process that has a parameter's name, if it has one."""
+"""The type of a function from a parameter's name to this process's tensor of that name, or None."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -55,7 +57,8 @@ class Entry(msgspec.Struct, frozen=True):
     Attributes:
         dtype: PyTorch's name of its type, without "torch.".
         shape: its sizes.
-        chunks: of each chunk the offsets, the sizes, the file, and the first byte and the length there.
+        chunks: of each chunk its offsets in the tensor, its sizes, its file, and the first byte and the
+            length of its archive there.
     """
 
     dtype: str
@@ -63,6 +66,7 @@ class Entry(msgspec.Struct, frozen=True):
     chunks: tuple[tuple[Numbers, Numbers, str, int, int], ...]
 
     def __post_init__(self) -> None:
+        """Raise ValueError unless the chunks make up the tensor, so that a damaged index is refused."""
         if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"dtype: expected a type of PyTorch, got {self.dtype!r}")  # noqa: TRY004
         for offsets, sizes, file, start, length in self.chunks:
@@ -77,15 +81,15 @@ class Entry(msgspec.Struct, frozen=True):
                 raise ValueError(f"chunks: expected parts of {self.shape}, got {sizes} at {offsets}")
             if prod(sizes) * self.type.itemsize > length:
                 raise ValueError(f"chunks: expected the bytes of {sizes} of {self.dtype}, got {length} bytes")
-        held = {chunk[0]: prod(chunk[1]) for chunk in self.chunks}
-        if sum(held.values()) != prod(self.shape):
-            raise ValueError(f"chunks: expected parts that make up {self.shape}, got {held} by offsets")
+        elements = {offsets: prod(sizes) for offsets, sizes, _, _, _ in self.chunks}
+        if sum(elements.values()) != prod(self.shape):
+            raise ValueError(f"chunks: expected parts that make up {self.shape}, got {elements} by offsets")
 
     @property
     def type(self) -> torch.dtype:
         """The type of the tensor."""
-        found: torch.dtype = getattr(torch, self.dtype)
-        return found
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
 
 def _read_verified(directory: Path, name: str, manifest: Manifest) -> bytes:
@@ -158,38 +162,49 @@ class Shards(NamedTuple):
         return io.BytesIO(_read_verified(self.directory, name, self.manifest))
 
     def own_files(self, rank: int | None) -> dict[int, io.BytesIO]:
-        """Return the file with a rank's own state, if there is one; None returns those of all ranks."""
+        """Return by rank the files with the ranks' own states, such as random states.
+
+        Args:
+            rank: the rank whose file is returned, if there is one; None returns the files of all ranks.
+
+        Raises:
+            CheckpointError: a file is missing, or is damaged.
+        """
         assert isinstance(self.manifest.ranks, int)
         ranks = range(self.manifest.ranks)
         return {each: self.small_file(rank_name(each)) for each in ranks if rank in (None, each)}
 
     def damage(self, rank: int = 0, ranks: int = 1) -> str:
-        """Describe the damage to those files that fall to a rank; return "" if they are intact.
+        """Describe the damage to a rank's share of the files; return "" if they are intact.
 
-        Files are divided by their sizes, so that all ranks read about as much.
+        The files are dealt out in the order of their sizes, so that all ranks read about as much.
+
+        Args:
+            rank: the number of this rank.
+            ranks: the number of ranks that divide the files; by default one rank reads all.
         """
         files = self.manifest.files
-        own = sorted(files, key=lambda name: (-files[name].bytes, name))[rank::ranks]
-        return self.damage_in(own)
+        share = sorted(files, key=lambda name: (-files[name].bytes, name))[rank::ranks]
+        return self.damage_in(share)
 
     def damage_in(self, names: Iterable[str]) -> str:
         """Compare files with their hashes; return a sentence for each that is damaged, or ""."""
-        files, wrong = self.manifest.files, []
+        files, errors = self.manifest.files, []
         for name in names:
             try:
                 check_file(self.directory / name, files[name])
             except CheckpointError as error:
-                wrong.append(str(error))
-        return "; ".join(wrong)
+                errors.append(str(error))
+        return "; ".join(errors)
 
     def fill(
         self, state: Mapping[str, Any], live: Live = lambda name: None, device: Any = "cpu"
     ) -> dict[str, Any]:
-        """Return the state with the tensors of the shards.
+        """Return the state with the tensors of the shards filled in.
 
         Args:
             state, live: as in `with_empty`.
-            device: the device of the result.
+            device: the device of the tensors in the result.
 
         Raises:
             CheckpointError: a tensor is missing, or cannot be read.
@@ -202,15 +217,17 @@ class Shards(NamedTuple):
     def with_empty(
         self, state: Mapping[str, Any], live: Live = lambda name: None
     ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return the state with a new tensor, without values, for each one in the shards, and these by key.
+        """Return the state with a new tensor for each one in the shards, and the new tensors by key.
+
+        The new tensors have no values yet.
 
         Args:
             state: the state that was read from the small files.
-            live: returns this process's tensor of a parameter's name. Where it is a DTensor of the same
-                shape, the new one has only this rank's part of it, and is divided alike.
+            live: returns this process's tensor with the name of a parameter. If that is a DTensor of the same
+                shape, the new tensor is a DTensor with the same mesh and placements.
 
         Raises:
-            CheckpointError: the state and the index have other tensors.
+            CheckpointError: the state and the index do not have the same tensors.
         """
         targets: dict[str, torch.Tensor] = {}
 
@@ -233,7 +250,9 @@ class Shards(NamedTuple):
         return filled, targets
 
     def read(self, targets: dict[str, torch.Tensor]) -> None:
-        """Fill tensors with what the shards have under their keys; of a DTensor this rank's part.
+        """Fill tensors in place with the values that the shards have under their keys.
+
+        A DTensor gets the values of this rank's part.
 
         Raises:
             CheckpointError: the shards cannot be read.
@@ -243,11 +262,11 @@ class Shards(NamedTuple):
             _check_offsets(key, tensor)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that there is one process, as far as `load` knows
+                warnings.simplefilter("ignore")  # `load` warns that it runs in a single process
                 _load(targets, _IndexReader(self.directory, entries))
-        except CheckpointException as error:  # no Exception; it has those of all ranks, which is this one
-            why = next(failure[0] for failure in error.failures.values())
-            raise CheckpointError(f"the shards of {self.directory} cannot be read: {why}") from why
+        except CheckpointException as error:  # a BaseException with the errors of all ranks, here of this one
+            cause = next(failure[0] for failure in error.failures.values())
+            raise CheckpointError(f"the shards of {self.directory} cannot be read: {cause}") from cause
         except Exception as error:
             raise CheckpointError(f"the shards of {self.directory} cannot be read: {error}") from error
 
@@ -261,29 +280,31 @@ def _load(targets: dict[str, torch.Tensor], reader: FileSystemReader) -> None:
 
 
 def _empty(entry: Entry, live: torch.Tensor | None) -> torch.Tensor:
+    """Return a tensor without values for an entry, a DTensor if this process's tensor `live` is one."""
     if isinstance(live, DTensor) and tuple(live.shape) == entry.shape:
         return torch.empty_like(live.detach(), dtype=entry.type, device="cpu")
     return torch.empty(entry.shape, dtype=entry.type)
 
 
 def _check_offsets(key: str, tensor: torch.Tensor) -> None:
-    """Refuse a DTensor of which this version of PyTorch would read other rows than this rank holds.
+    """Refuse a DTensor into which this version of PyTorch would read the values of another part.
 
-    Some versions give wrong offsets for uneven parts of a `_StridedShard`, as FSDP2 with tensor parallelism
-    makes them.
+    Some versions compute wrong offsets for uneven parts of a `_StridedShard`, a placement of FSDP2 with
+    tensor parallelism.
 
     Raises:
-        CheckpointError: it is one.
+        CheckpointError: PyTorch's offsets or sizes of this rank's part are wrong.
     """
     if not isinstance(tensor, DTensor) or (place := tensor.device_mesh.get_coordinate()) is None:
         return
     mesh, placements = tensor.device_mesh, tensor.placements
     rows = rows_of(tensor.shape, placements, mesh.shape, place)
     sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    if all(rows) and (tuple(map(len, rows)), tuple(each.start for each in rows)) != (sizes, offsets):
+    own_sizes, own_offsets = tuple(map(len, rows)), tuple(indices.start for indices in rows)
+    if all(rows) and (own_sizes, own_offsets) != (sizes, offsets):
         raise CheckpointError(
             f"{key}: PyTorch {torch.__version__} would read a DTensor of placements {placements} from "
-            f"{offsets} on, expected from {tuple(each.start for each in rows)} on, where this rank's part "
+            f"{offsets} on, expected from {own_offsets} on, where this rank's part "
             "begins: update PyTorch, or choose sizes that the mesh divides evenly"
         )
 
@@ -296,11 +317,14 @@ class _IndexReader(FileSystemReader):
         self._index = index
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return what the index says of the tensors and of the places of their chunks."""
+        """Return the index in the form of PyTorch's metadata: the tensors, and the places of their chunks."""
         tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         places = {}
         for key, entry in self._index.items():
-            chunks = [ChunkStorageMetadata(torch.Size(c[0]), torch.Size(c[1])) for c in entry.chunks]
+            chunks = [
+                ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+                for offsets, sizes, _, _, _ in entry.chunks
+            ]
             properties = TensorProperties(dtype=entry.type)
             tensors[key] = TensorStorageMetadata(properties, torch.Size(entry.shape), chunks)
             for number, (offsets, _, file, start, length) in enumerate(entry.chunks):

@@ -1,9 +1,9 @@
 """Let ranks vote on a checkpoint that they write together, by files in its directory.
 
-A vote says that a rank's files are durable, and has their sizes and hashes, or says why they could not be
-written. Rank 0 waits for all votes. Files need no connection between the ranks, so no rank waits in a
-collective for a rank that died, and the votes work while the trainings compute, or have ended. The saver's
-process runs this module, so it imports only the standard library.
+A vote is a file with the sizes and hashes of a rank's files, which are durable then, or with the reason why
+they could not be written. Rank 0 waits for all votes. Files need no connection between the ranks. So no rank
+waits in a collective operation for a rank that died, and ranks can vote while the training computes, or after
+it has ended. The saver's process runs this module, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from eventloop.checkpoint.disk import Disk, FileHash, SaveGivenUp
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.002, 0.1
-"""The seconds between two looks for votes, which double from the first to the second number."""
+"""The first and the longest wait in seconds between two searches for votes; the waits double in between."""
 
 
 class NoCheckpointError(RuntimeError):
@@ -29,13 +29,13 @@ class NoCheckpointError(RuntimeError):
 
 
 class Vote(NamedTuple):
-    """What a rank says of its part of a checkpoint.
+    """The vote of one rank on a checkpoint.
 
     Attributes:
-        form: the names, shapes and types of all tensors of the checkpoint, as a hash.
+        form: a hash of the names, shapes, types and placements of all tensors of the checkpoint.
         files: the sizes and hashes of the rank's files, by name.
-        error: why the rank could not write them, or "".
-        host: the host of the rank.
+        error: the reason why the rank could not write them; "" if it could.
+        host: the name of the rank's host.
     """
 
     form: str
@@ -50,7 +50,7 @@ def vote_path(work: Path, rank: int) -> Path:
 
 
 def write_vote(work: Path, rank: int, vote: Vote, disk: Disk) -> None:
-    """Write a rank's vote, which appears with all its bytes.
+    """Write a rank's vote so that a reader finds either no vote or the complete one.
 
     Raises:
         OSError: the vote cannot be written.
@@ -58,7 +58,7 @@ def write_vote(work: Path, rank: int, vote: Vote, disk: Disk) -> None:
     files = {name: [*entry] for name, entry in vote.files.items()}
     body = json.dumps([vote.form, files, vote.error, socket.gethostname()]).encode()
     unfinished = vote_path(work, rank).with_suffix(".part")
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):  # a process that died may have left one
         unfinished.unlink()
     with disk.create(unfinished) as file:
         disk.write(file, memoryview(body))
@@ -81,34 +81,34 @@ def read_vote(work: Path, rank: int) -> Vote | None:
 def await_votes(
     work: Path, own: Vote, ranks: int, patience: float, given_up: threading.Event | None = None
 ) -> list[Vote]:
-    """Wait for the votes of all ranks but this one, rank 0, and return all votes by rank.
+    """Wait, on rank 0, for the votes of all other ranks, and return the votes of all, in order.
 
     Args:
-        work: the directory that the ranks write.
+        work: the directory that the ranks write to.
         own: the vote of rank 0.
         ranks: the number of ranks.
-        patience: the seconds without a vote, and without growth of the files, after which a rank counts as
-            dead.
-        given_up: an event that ends the wait.
+        patience: the seconds without another vote and without growth of any file, after which the missing
+            ranks count as dead.
+        given_up: an event that ends the wait when another thread sets it.
 
     Raises:
-        NoCheckpointError: a rank has voted against, has other tensors than rank 0, or has not voted.
+        NoCheckpointError: a rank could not write its files, has other tensors than rank 0, or has not voted.
         SaveGivenUp: `given_up` was set.
         OSError: a vote cannot be read.
     """
     votes: dict[int, Vote] = {0: own}
-    pause, size, since = FIRST_LOOK_SECONDS, _size(work), monotonic()
+    pause, size, last_progress = FIRST_LOOK_SECONDS, _size(work), monotonic()
     while len(votes) < ranks:
-        found = {rank: vote for rank in range(ranks) if rank not in votes and (vote := read_vote(work, rank))}
-        for rank, vote in found.items():
+        new = {rank: vote for rank in range(ranks) if rank not in votes and (vote := read_vote(work, rank))}
+        for rank, vote in new.items():
             _check(rank, vote, own)
-        votes |= found
-        if found:
-            pause, since = FIRST_LOOK_SECONDS, monotonic()
-        elif monotonic() - since > patience:
-            if (grown := _size(work)) == size:
+        votes |= new
+        if new:
+            pause, last_progress = FIRST_LOOK_SECONDS, monotonic()
+        elif monotonic() - last_progress > patience:
+            if (size_now := _size(work)) == size:
                 raise NoCheckpointError(_silent(ranks, votes, patience))
-            size, since = grown, monotonic()
+            size, last_progress = size_now, monotonic()
         if given_up is not None and given_up.is_set():
             raise SaveGivenUp("the save was given up")
         if len(votes) < ranks:
@@ -118,6 +118,7 @@ def await_votes(
 
 
 def _check(rank: int, vote: Vote, own: Vote) -> None:
+    """Raise NoCheckpointError if a vote is against the checkpoint, or of other tensors than rank 0's own."""
     if vote.error:
         raise NoCheckpointError(f"rank {rank} on host {vote.host} could not write its part: {vote.error}")
     if vote.form != own.form:
@@ -128,6 +129,7 @@ def _check(rank: int, vote: Vote, own: Vote) -> None:
 
 
 def _silent(ranks: int, votes: Mapping[int, Vote], patience: float) -> str:
+    """Return the message about the ranks that have not voted."""
     missing = [str(rank) for rank in range(ranks) if rank not in votes]
     names = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
     return (
