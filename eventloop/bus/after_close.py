@@ -50,7 +50,8 @@ class AfterClose:
 def _passes(subscriber: Subscriber, event: Event) -> bool:
     """Return whether an event passes the filters of a subscriber; True if a filter raises an error.
 
-    If an earlier call of `when=` has not returned, it is not called again, and the event passes it.
+    The `early` filter of a route tests `every=` and `start=`, the `late` one `when=` and `once=`. If an
+    earlier call of `when=` has not returned, the `late` filter is left out.
     """
     route = subscriber.inbox.routes[type(event)]
     when_is_running = subscriber.filter is not None and subscriber.filter.call

@@ -77,8 +77,8 @@ def _check_filter(subscriber: Subscriber, when_filter: WhenFilter) -> None:
 def _end_without_thread(subscriber: Subscriber) -> None:
     """End a subscriber whose thread has ended unexpectedly.
 
-    That may happen without an error in the thread's own code, for example by an exception that another thread
-    has set in it.
+    A thread may end without an error in its own code, for example by an exception that another thread has
+    set in it.
     """
     name = f"eventloop {subscriber.name}"
     # on a new thread, because `break_off` calls `on_close`, which may hang

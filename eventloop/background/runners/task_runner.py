@@ -153,7 +153,8 @@ class TaskRunner(Runner):
         try:
             await self._deliver_all()
             subscriber.finish()
-        except (asyncio.CancelledError, GeneratorExit):  # the loop ends, and cancels its tasks
+        except (asyncio.CancelledError, GeneratorExit):
+            # the event loop ends: asyncio cancels its tasks, or Python closes the coroutine of a lost task
             self._end_with_loop()
             raise
         except BaseException as error:
@@ -188,10 +189,12 @@ class TaskRunner(Runner):
             await self.fn(item)
         except BaseException as error:
             if self._comes_from_loop(error):
-                if not (ended := self.account.ended_by):
+                if not (ended := self.account.ended_by):  # the event loop itself ends
                     raise
+                # `_answer` has cancelled the delivery, because the subscriber has ended
                 failure = StoppedError(f"subscriber {subscriber.name} was {ended} during a delivery")
-            else:  # also a SystemExit, which would end the loop of all coroutines if it were raised again
+            else:
+                # not raised again, because a SystemExit would end the event loop of all coroutine subscribers
                 failure = error
         finally:
             self._delivering = False
@@ -203,11 +206,11 @@ class TaskRunner(Runner):
         The loop cancels this task, or throws GeneratorExit into a coroutine whose task is gone. A
         CancelledError of something that the subscriber awaited is an ordinary error of the subscriber.
         """
-        running = _current_task()
+        running_task = _current_task()
         if isinstance(error, GeneratorExit):
-            return running is None or running is not self._task
-        cancelled = isinstance(error, asyncio.CancelledError)
-        return cancelled and running is not None and running.cancelling() > 0
+            return running_task is None or running_task is not self._task
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        return is_cancelled and running_task is not None and running_task.cancelling() > 0
 
     def _end_with_loop(self) -> None:
         """End the subscriber because its event loop has ended; do nothing after a close.
@@ -243,12 +246,14 @@ def _task_that_runs(loop: asyncio.AbstractEventLoop | None) -> asyncio.Task[Any]
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs on the calling thread, or None."""
     with suppress(RuntimeError):
         return asyncio.get_running_loop()
     return None
 
 
 def _current_task() -> asyncio.Task[Any] | None:
+    """Return the task whose code runs on the calling thread, or None."""
     with suppress(RuntimeError):  # no loop runs
         return asyncio.current_task()
     return None

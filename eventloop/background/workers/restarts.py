@@ -21,7 +21,9 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 DEATHS_IN_A_ROW = 3
+"""The number of workers, one after the other, that may die without an acknowledgement."""
 DEATHS = 20
+"""The number of workers after whose deaths the subscriber ends."""
 RESTART_SECONDS = 0.1
 """The seconds before the second restart in a row, doubled for each later one; the first has no pause."""
 
