@@ -11,7 +11,7 @@ from msgspec import StructMeta
 from eventloop.events.validation import refuse_live_fields
 
 Counter = Literal["iter", "batch", "epoch", "val_epoch", "occurrence"]
-"""The counter of an event that the filter `every=` divides, counted from 1.
+"""The counter of an event, counted from 1, whose multiples pass the filter `every=`.
 
 "iter" is `iter + 1`, "batch" is `batch_idx + 1`, and "epoch" is `epoch + 1`. "val_epoch" is the number of
 completed epochs, or in a run without epochs the number of times that the event was emitted. "occurrence" is
@@ -91,7 +91,7 @@ class Event(
     background_born: ClassVar[bool] = False
     """True for events that a background thread creates. Sync handlers cannot subscribe to them."""
     counter: ClassVar[Counter] = "occurrence"
-    """The counter that `every=` divides."""
+    """The counter whose multiples pass the filter `every=`."""
 
     def __init_subclass__(cls, **config: Any) -> None:
         super().__init_subclass__()

@@ -244,7 +244,7 @@ def _metrics_of(
 
 def predict(trainer: Evaluations, loader: Iterable[Any], to: Any) -> Any:
     """Predict on a loader, with all events, within a run; `Trainer.predict` has the arguments and result."""
-    from eventloop.evaluation.prediction import begin_prediction  # four modules that most runs do not need
+    from eventloop.evaluation.prediction import begin_prediction  # imports four modules that few runs need
 
     undo = Undo()
     _save_attributes(undo, trainer)

@@ -49,7 +49,7 @@ class TrainLoop:
         trainer.monitored.sanity_check(validates=self._schedule.validates(total))
         if not (trainer.by_epoch and trainer.position.batches):
             self._warn_if_done()
-            self._evaluate()  # due before the first iteration, or missing in the resumed checkpoint
+            self._evaluate()  # before the first iteration, or those that the resumed checkpoint lacks
         while not self._finished():
             iter_before, epoch_before = trainer.iter, trainer.epoch
             yield trainer.epoch
@@ -114,7 +114,7 @@ class TrainLoop:
             return
         for batch in batches:
             if trainer.stopping and trainer.position.at_end:
-                return  # a stop came in what `len(loader)` says is the last batch, and the loader has more
+                return  # a stop was requested in the last batch by `len(loader)`, but the loader has more
             if accumulator is not None:
                 counting.begin(accumulator, trainer.position.left)
             if trainer.begin_iter(to_device(batch, trainer.device)):

@@ -148,11 +148,15 @@ class MixedPrecision:
 
 
 class _Scaler(msgspec.Struct):
+    """The part of the state of a `GradScaler` that is loaded."""
+
     scale: Annotated[float, msgspec.Meta(gt=0)]
     _growth_tracker: Count
 
 
 class _State(msgspec.Struct):
+    """The state of an optimizer hook, as far as it is read here."""
+
     scaler: _Scaler
 
 

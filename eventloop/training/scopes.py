@@ -72,9 +72,8 @@ class Scope:
     def __enter__(self) -> Self:
         try:
             self.begin()
-        except (
-            BaseException
-        ) as error:  # for handlers that have received the opening event, emit the closing one
+        except BaseException as error:
+            # some handlers may have received the opening event, and need the closing one
             self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
@@ -86,7 +85,7 @@ class Scope:
         trainer, loop_left = self.trainer, isinstance(error, GeneratorExit)
         if error is not None and not loop_left:
             trainer.failure = error
-        failure = trainer.failure if error is not None else None
+        failure = trainer.failure if error is not None else None  # None if only the loop was left
         if ends_at_once(trainer):
             trainer.bus.never_wait()
         reason = self.reason if self.complete else trainer.stop_reason or COMPLETED
