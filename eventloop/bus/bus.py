@@ -429,7 +429,7 @@ class Bus:
                 or compute.
 
         Raises:
-            RuntimeError: a background subscriber calls this, so that the flush might wait for its own caller.
+            RuntimeError: a background subscriber calls this, so that the flush might wait for its caller.
         """
         self._refuse_in_background("flush")
         if plan_file() is not None:  # a dry run delivers nothing
@@ -556,9 +556,7 @@ class Bus:
         self, fn: Callable[..., Any], events: tuple[str | type[Event], ...], options: Options
     ) -> Subscription:
         if self.closed and self.for_runs and (options.offload or is_coroutine_function(fn)):
-            self._subscribers.check(
-                fn, events, options
-            )  # first: a wrong subscription must not reopen the bus
+            self._subscribers.check(fn, events, options)  # first, so that only a valid one reopens the bus
             self.reopen()
         return self._subscribers.add(fn, events, options)
 

@@ -210,7 +210,7 @@ class Plan:
         if seconds is not None and index >= 0 and not self.handlers[index].filtered:
             self.handlers[index].timing.add(seconds)
         if not self._on_failure(error, self.handlers, index, event, trainer):
-            # `EventSignal` counts a call of each handler without a filter for each event, also of these
+            # `EventSignal` counts each event as a call of every handler without a filter, also of these
             for handler in self.handlers[index + 1 :]:
                 if not handler.filtered:
                     handler.calls -= 1

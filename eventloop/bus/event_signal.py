@@ -82,7 +82,7 @@ class EventSignal(blinker.Signal):
         self._recorder: SpanRecorder | None = None
         self._plan: Plan | None = None  # None from a change to the next emit
         self._latest: Event | None = None  # the last event that an earlier plan has dispatched
-        self._changes = 0  # the number of changes so far
+        self._changes = 0  # the number of changes so far, to find a change during a compilation
         # reentrant, because a weak receiver may be freed, and so disconnected, while the lock is held
         self._compiling = threading.RLock()
         self._changed()

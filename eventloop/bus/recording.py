@@ -150,10 +150,10 @@ class Recording:
 def begin_recording(
     recorder: SpanRecorder, emitting: Emitting, background: Background, former: Recording | None
 ) -> Recording:
-    """Begin a recording on a bus, and finish the `former` one, which must be stopped.
+    """Begin a recording on a bus, and finish `former`, the previous recording, which must be stopped.
 
     Raises:
-        RuntimeError: the former recording was not stopped.
+        RuntimeError: the previous recording was not stopped.
     """
     if former is not None:
         if not former.stopped:

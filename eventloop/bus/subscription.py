@@ -339,7 +339,7 @@ class Subscription:
             if options.background.overflow == "block":
                 # all filters on the emitting thread, which must not wait for an event that does not pass
                 self.routes[event_type] = Route(self.filter(event_type), None)
-            elif options.once:  # the first event that passes `when`, which is called later
+            elif options.once:  # tested after `when`, because only events that pass it count
                 self.routes[event_type] = Route(None, self.filter(event_type))
             else:
                 early = make_filter(event_type, options.every, options.start, None)

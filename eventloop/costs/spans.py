@@ -170,7 +170,7 @@ class SpanRecorder:
 
         Args:
             event_name: the name of the event.
-            name, priority: those of the handler.
+            name, priority: the handler's name and priority.
             passes: the handler's filter, which is checked first; None without a filter.
             clocked: calls the handler and measures the call.
         """

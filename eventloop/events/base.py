@@ -42,7 +42,7 @@ def declare(name: str, event_type: type[Event]) -> None:
     A notebook cell that runs twice defines its class twice.
 
     Raises:
-        ValueError: `name` is that of an event of eventloop, or an alias of one.
+        ValueError: eventloop itself has an event of this name, or an alias.
     """
     if name in ALIASES:
         raise ValueError(

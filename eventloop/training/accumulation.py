@@ -195,7 +195,7 @@ class Accumulation:
             )
 
     def multiply_gradients(self, factor: float) -> None:
-        """Multiply the gradients of all parameters in place, those of DTensors too."""
+        """Multiply the gradients of all parameters in place; of a DTensor each rank multiplies its part."""
         gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
         torch._foreach_mul_(local_tensors(gradients), factor)
 

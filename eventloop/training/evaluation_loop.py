@@ -42,8 +42,8 @@ class Evaluations(LoopTrainer):
         """Validate once and return the metrics.
 
         If a handler of `after_train_iter` calls this, the validation runs within the iteration, and `iter` of
-        its events is that of the iteration. A scheduled validation comes after the iteration, and `iter` is
-        that of the next one. The metrics of both are logged at the same step, the number of completed
+        its events is the index of this iteration. A scheduled validation comes after the iteration, and
+        `iter` is the index of the next one. Both log their metrics at the same step, the number of completed
         iterations.
         """
         return _within_run(self, lambda: evaluate(self, "val"))

@@ -175,7 +175,7 @@ class _Call:
 
 
 def _relative_to_run(directory: Path, run: Path) -> str:
-    """Return a directory's path relative to that of the run if it is inside, else its absolute path.
+    """Return a directory's path relative to the run's directory if it is inside, else its absolute path.
 
     A relative path stays valid if the run's directory is moved.
     """

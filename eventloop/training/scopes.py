@@ -321,7 +321,7 @@ class EpochScope(Scope):
         trainer.within = "epoch" if reason == COMPLETED else ""
         try:
             trainer.announce(after, reason=reason)
-        finally:  # also after an error of a handler, because others have done their work for the epoch
+        finally:  # also after the error of a handler, because other handlers have worked for the epoch
             trainer.within = ""
             if reason in (COMPLETED, LEFT):  # after a `break` a hand-written loop goes on with the next epoch
                 trainer.completed_epoch()

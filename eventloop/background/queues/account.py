@@ -36,7 +36,7 @@ class Account:
     """The counters of a subscriber's events and calls, its last error, and the reason of its end.
 
     At any moment `emitted == delivered + failed + dropped + queued`, because `queued` is computed from the
-    others.
+    other numbers.
 
     Args:
         name: the subscriber's name, for the log.

@@ -73,7 +73,7 @@ class Inbox:
         self.buffer: deque[Queued] = deque()
         self.spill = Spill(account.name, options.capacity)
         self.routes: dict[type[Event], Route] = {}
-        # wakes the thread that calls `when=`, which is then the only one that moves events
+        # wakes the thread that calls `when=`; only this thread moves events if there is a `when=`
         self.wake_filter: Callable[[], None] | None = None
         self.waits = Timing()  # the times from the emit to the delivery, of some events
         self.moving = threading.Lock()  # held by the thread that moves events into the queue
@@ -85,7 +85,7 @@ class Inbox:
         self._timed, self._overflow, self._linger = options.timed, options.overflow, options.linger
         self._fail = fail
         self._has_posts = False  # whether deferred events were ever posted to this subscriber
-        self._emitted = perf_counter()  # the last known time of an emit, which spilled events get as theirs
+        self._emitted = perf_counter()  # the last known time of an emit, for events from the temporary file
 
     # --- putting in (any thread) ---------------------------------------------------------------------------
 
@@ -139,9 +139,7 @@ class Inbox:
         if not self._has_posts:
             return len(self.incoming)
         while True:
-            with suppress(
-                RuntimeError
-            ):  # the list has changed, because another thread has emitted: try again
+            with suppress(RuntimeError):  # another thread has emitted, and so changed the list: try again
                 return sum(
                     len(item.events or ()) if isinstance(item, Pending) else 1 for item in self.incoming
                 )

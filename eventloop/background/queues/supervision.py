@@ -118,7 +118,7 @@ def _end_stalled(subscriber: Subscriber, now: float) -> None:
             return  # the call has ended, or another thread has counted this stall
         item = runner.current()
         undelivered = account.end_run()
-        # without batches only one event is in the call, and the others were not delivered
+        # without batches the handler has only one event, and the other events in flight count as dropped
         failed = undelivered if runner.most else min(1, undelivered)
         account.failed += failed
         account.dropped += undelivered - failed

@@ -95,7 +95,7 @@ class TaskRunner(Runner):
         return f"its event loop was held for {seconds:.1f} s by {name}, for which this is the cure: {_CURE}"
 
     def stall_effect(self) -> str:
-        """Return a sentence that says whether the stalled coroutine blocks the loop of others; "" if not."""
+        """Return a sentence if the stalled coroutine blocks the event loop for all other ones, else ""."""
         return f". It holds the event loop of other coroutines: {_CURE}" if self._blocks_loop else ""
 
     def overdue(self, now: float, limit: float) -> bool:
@@ -163,7 +163,7 @@ class TaskRunner(Runner):
             self._task = None  # so that the queue can be freed, to which the task refers by this coroutine
 
     async def _deliver_all(self) -> None:
-        """Deliver events, and wait for others, until the subscriber ends."""
+        """Deliver events, and wait for more events, until the subscriber ends."""
         subscriber, account = self.subscriber, self.account
         while not account.ended_by:
             self._ready.clear()

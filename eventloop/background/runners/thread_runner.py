@@ -102,7 +102,7 @@ class ThreadRunner(Runner):
             self.subscriber.finish()
 
     def _deliver_all(self) -> None:
-        """Deliver events in turns of `HOLD_SECONDS`, and wait for others, until the subscriber ends."""
+        """Deliver events in turns of `HOLD_SECONDS`, and wait for more events, until the subscriber ends."""
         subscriber, inbox, account = self.subscriber, self.inbox, self.account
         while not account.ended_by:
             self._ready.clear()

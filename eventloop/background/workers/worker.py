@@ -139,9 +139,9 @@ class Worker:
                 self._acks.send(frame(Kind.FLUSHED, 0, flushed))
 
     def _events(self, count: int) -> list[Frame]:
-        """Read the messages of a batch, and return those of its `count` events.
+        """Read the messages of a batch, and return the messages of its `count` events.
 
-        The other messages describe classes of events. If the pipe ends early, fewer events are returned.
+        Messages between them describe classes of events. If the pipe ends early, fewer are returned.
         """
         events: list[Frame] = []
         while len(events) < count and (message := self._next()) is not None:
