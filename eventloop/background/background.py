@@ -364,7 +364,7 @@ class Background:
 
     @contextmanager
     def ending_run(self, ends: Callable[[], bool]) -> Iterator[None]:
-        """Let the caller of the block log the lost events, and end a flush in it once `ends()` is True.
+        """Let the caller log the events lost in the block; end a flush there early once `ends()` is True.
 
         Within the block `close` logs no lost events. Later closes log only events that are lost afterwards.
         """

@@ -254,18 +254,19 @@ def _deliver_rest(
     reserve = 2 * spare + _less_for_vain_waits(subscribers, deadline.seconds)
     quiet = _flush_until_quiet(background, deadline, emitted, reserve)
     while not quiet and deadline.extend():
+        # not shortened any more, because subscribers have made progress since the vain waits
         quiet = _flush_until_quiet(background, deadline, emitted, 2 * spare)
     dropped = _dropped(subscribers)
     health_events = (HandlerFailed, EventsDropped)
-    last = {each for event_type in health_events for each in background.listening.get(event_type, ())}
-    ended = _end([subscriber for subscriber in subscribers if subscriber not in last], deadline, spare)
+    of_health = {each for event_type in health_events for each in background.listening.get(event_type, ())}
+    ended = _end([each for each in subscribers if each not in of_health], deadline, spare)
     for subscriber in subscribers:
         end_filter_call(subscriber)
     background.health.report_drops(subscribers)
-    _flush_each(background, last, deadline, calls=False, reserve=spare / 2)
+    _flush_each(background, of_health, deadline, calls=False, reserve=spare / 2)
     background.reports = False  # a subscriber that has ended would only count later reports as dropped
-    last_ended = _end([subscriber for subscriber in subscribers if subscriber in last], deadline, 0.0)
-    return quiet, dropped, last_ended and ended
+    health_ended = _end([each for each in subscribers if each in of_health], deadline, 0.0)
+    return quiet, dropped, health_ended and ended
 
 
 def _dropped(subscribers: Iterable[Subscriber]) -> int:

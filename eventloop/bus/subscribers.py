@@ -344,6 +344,7 @@ class Subscribers:
         self.wanted[signal.event_type] = signal.wanted
 
     def _attach(self, subscription: Subscription, event_type: type[Event], takes: Takes) -> None:
+        """Connect a sync handler to the signal of an event type; only create the signal for others."""
         signal = self.signal(event_type)
         if subscription.subscriber is not None or event_type in subscription.handlers:
             return  # `self.signal` has created the signal just now, and attached the subscriptions to "*"
@@ -384,10 +385,11 @@ class Subscribers:
         )
 
     def _unique(self, name: str | None, default: str) -> str:
-        taken = {s.name for s in self._subscriptions}
+        """Return the name of a new subscription: `name`, or else `default` with a number if it is taken."""
+        taken = {subscription.name for subscription in self._subscriptions}
         if name is not None:
             if name in taken:
                 raise ValueError(f"this bus already has a subscription named {name!r}: choose another name")
             return name
         candidates = (default if i == 1 else f"{default} #{i}" for i in range(1, len(taken) + 2))
-        return next(c for c in candidates if c not in taken)
+        return next(candidate for candidate in candidates if candidate not in taken)

@@ -372,7 +372,7 @@ class Subscription:
         )
 
     def account(self) -> SubscriptionStats:
-        """Return the subscription's counts, its last error and the state of a subscriber that has ended."""
+        """Return the subscription's counts, its last error, and the call in which the subscriber is stuck."""
         subscriber = self.subscriber
         if subscriber is None:
             calls = sum(handler.calls for handler in self.handlers.values())

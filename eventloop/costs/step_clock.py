@@ -291,7 +291,7 @@ class StepClock:
 
     def _mark(self) -> None:
         """Record the sums so far as the end of a point of the trend."""
-        # not as a `Phases`, which would take 5 us in each of the first iterations
+        # not as a `Phases`, which takes 5 us: at the begin of a run each iteration ends a point
         self._marks.append(self.sums())
         if len(self._marks) >= POINTS:
             self._marks = self._marks[1::2]

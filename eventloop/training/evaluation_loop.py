@@ -224,7 +224,8 @@ def _metrics_of(
     """Return the metrics of all loaders, one after the other; None if a stop cut the passes short.
 
     Args:
-        weights: the prefix for metrics of the weights that the model has now; "" for its own weights.
+        weights: the prefix of metrics' names for the weights that the model has now, such as "ema"; "" for
+            its own weights.
     """
     metrics: dict[str, float] = {}
     for number, (name, loader) in enumerate(loaders.items()):

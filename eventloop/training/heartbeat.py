@@ -31,7 +31,7 @@ _STATES: dict[str, RunState] = {"val": "validating", "test": "testing", "predict
 
 
 def own_directories(trainer: LoopTrainer) -> RunOwnership:
-    """Return the ownership of a trainer's directories, which writes its status and `run.json`."""
+    """Return the ownership of a trainer's directories, whose thread writes the status and `run.json`."""
     ownership = RunOwnership(
         lambda: [trainer.work_dir, *trainer.state.directories],
         trainer.request_stop,

@@ -232,7 +232,7 @@ class TrainLoop:
         """Return whether to ignore an error of the loader because the run is stopping; log it in that case.
 
         The signal that stops the run may have ended the loader's workers, too. With several ranks no error is
-        ignored, because the other ranks may wait for another batch of this one.
+        ignored, because the other ranks may wait for another batch of this rank.
         """
         trainer = self._trainer
         if trainer.stops.together or not trainer.stopping:

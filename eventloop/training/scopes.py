@@ -187,7 +187,7 @@ class RunScope(Scope):
             return
         trainer, at_once = self.trainer, ends_at_once(self.trainer)
         trainer.ownership.ending()
-        closes = error is not None or trainer.ends_program
+        closes = error is not None or trainer.ends_program  # else the bus stays open for another run
         trainer.clock.end_pass("end")
         try:
             text = None if error is None else error_text(error)

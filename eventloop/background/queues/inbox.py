@@ -164,6 +164,7 @@ class Inbox:
             self._drop(self.incoming.popleft())
 
     def _drop(self, item: Incoming) -> None:
+        """Count an item of `incoming`, which may be a placeholder for several events, as dropped."""
         if isinstance(item, Pending):
             self.drop_each(item.types if item.events is None else map(_type_of, item.events))
         else:

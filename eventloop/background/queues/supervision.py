@@ -93,8 +93,8 @@ def end_filter_call(subscriber: Subscriber, seconds: float = HANGS_SECONDS, what
     Args:
         subscriber: the subscriber with the filter.
         seconds: the limit.
-        what: the predicate of the message, whose subject is the subscriber; by default that it still called
-            the filter when the bus closed.
+        what: the predicate of the message, whose subject is the subscriber; by default "was still in its
+            when= when the bus closed".
     """
     when_filter = subscriber.filter
     call = None if when_filter is None else when_filter.give_up_call(perf_counter() - seconds)

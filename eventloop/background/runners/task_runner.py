@@ -143,6 +143,7 @@ class TaskRunner(Runner):
             self._free_at = now
         self._called_at = 0.0
         self._ready.set()
+        # after an "error" of another part, such as `when=`, the delivery may complete
         ended = self.account.ended_by in ("stalled", "cancelled", "closed")
         if self._delivering and ended and self._task is not None:
             self._task.cancel()

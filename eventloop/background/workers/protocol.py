@@ -192,7 +192,7 @@ def _pickled(value: object) -> bytes:
     """Pickle a value for a worker, which can import no function or class of the main program.
 
     Raises:
-        PicklingError: the value contains such an object.
+        PicklingError: the value contains a function or class of the main program.
     """
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)

@@ -53,7 +53,7 @@ class Restarts:
             f"stall_timeout={subscriber.options.stall_timeout:g} s on one delivery; its worker process was "
             "killed"
         )
-        flights.acknowledge(len(delivery))
+        flights.acknowledge(len(delivery))  # so that the next worker does not receive it
         self.in_a_row = 0
         account.end_calls(1, seconds, len(delivery), error)
         item = flights.as_delivered(delivery)
