@@ -252,8 +252,8 @@ class Subscribers:
             signal.update_calls()
         with self._lock:
             ended = [(event, handler) for (event, _), handler in self._ended.items() if handler.calls]
-        there = [(signal.name, handler) for signal in self.signals.values() for handler in signal.handlers]
-        return [handler.cost(event, wall, trend) for event, handler in (*there, *ended)]
+        active = [(signal.name, handler) for signal in self.signals.values() for handler in signal.handlers]
+        return [handler.cost(event, wall, trend) for event, handler in (*active, *ended)]
 
     def subscriber_costs(self) -> list[SubscriberCost]:
         """Return one record per background subscriber."""

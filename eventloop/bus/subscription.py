@@ -383,9 +383,9 @@ class Subscription:
         # a subscriber that closed with an empty queue and is not stuck ended normally: no [closed] is shown
         ended = f"[{reason}]" if reason and (reason != "closed" or counts.queued or state) else ""
         error = f"{ended} {'; '.join(filter(None, (subscriber.account.last_error, state)))}".strip()
-        done = counts.delivered - counts.unconfirmed, counts.dropped, counts.failed
+        outcomes = counts.delivered - counts.unconfirmed, counts.dropped, counts.failed
         queue = counts.queued + counts.unconfirmed, counts.peak, error, counts.spilled
-        fields = counts.calls, counts.seconds, *done, *queue, subscriber.account.losses_named
+        fields = counts.calls, counts.seconds, *outcomes, *queue, subscriber.account.losses_named
         return SubscriptionStats(self.name, self.event, self.runs_on, *fields, counts.unconfirmed)
 
     def cost(self) -> SubscriberCost:

@@ -205,10 +205,10 @@ def _metrics(
     A second pass with the other weights has the same batches and random numbers. Return None if a stop cut
     the passes short.
     """
-    others = other_weights(trainer.hooks)
-    restore = before_drawing(trainer.model, trainer.loader, loaders.values()) if others else lambda: None
+    hooks = other_weights(trainer.hooks)
+    restore = before_drawing(trainer.model, trainer.loader, loaders.values()) if hooks else lambda: None
     metrics = _metrics_of(trainer, mode, loaders, "")
-    for prefix, hook in others.items():
+    for prefix, hook in hooks.items():
         if metrics is None or trainer.stopping:
             return None
         restore()

@@ -252,21 +252,21 @@ class TrainLoop:
         """Return the evaluations that the schedule has now, without those that were made already."""
         trainer = self._trainer
         if trainer.by_epoch:
-            done, total = trainer.epoch, trainer.max_epochs
+            completed, total = trainer.epoch, trainer.max_epochs
         else:
-            done, total = trainer.iter, trainer.max_iters
-        return self._schedule.after(done, total or 0)[trainer.position.evaluated :]
+            completed, total = trainer.iter, trainer.max_iters
+        return self._schedule.after(completed, total or 0)[trainer.position.evaluated :]
 
     def _warn_if_done(self) -> None:
         """Log a warning if no iteration is left to train, as after a resume from the end of a run."""
         trainer = self._trainer
         if trainer.stopping or not self._finished():
             return
-        unit, done = ("epochs", trainer.epoch) if trainer.by_epoch else ("iters", trainer.iter)
+        unit, completed = ("epochs", trainer.epoch) if trainer.by_epoch else ("iters", trainer.iter)
         logger.warning(
             "nothing is left to train: max_%s=%s, and %d are done%s; build the Trainer with more to go on",
             unit,
             getattr(trainer, f"max_{unit}"),
-            done,
+            completed,
             ", and only the evaluation after them is missing" if self._due() else "",
         )

@@ -206,10 +206,10 @@ class Spill:
 
     def _decode(self, file: SpillFile) -> Generator[Event | Exception]:
         """Yield the events of a file, or an exception for an event that cannot be decoded."""
-        kept = iter(file.kept)
+        kept_events = iter(file.kept)
         try:
             for chunk in file.chunks():
-                yield from self._frames.decode(chunk, kept)
+                yield from self._frames.decode(chunk, kept_events)
         except Exception:  # an error of the disk, or damaged data
             logger.exception("%s cannot read its spill file", self._name)
 

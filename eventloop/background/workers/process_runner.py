@@ -63,8 +63,8 @@ def process_subscriber(
         TypeError: a worker could not import the handler.
     """
     target = pack(fn, options.on_flush, options.on_close)
-    here = msgspec.structs.replace(options, batch=False, on_flush=None, on_close=None)
-    subscriber = Subscriber(name, fn, here, report)
+    queue_options = msgspec.structs.replace(options, batch=False, on_flush=None, on_close=None)
+    subscriber = Subscriber(name, fn, queue_options, report)
     calls = {"on_flush": options.on_flush, "on_close": options.on_close}
     called = frozenset(filter(calls.get, calls))
     subscriber.runner = ProcessRunner(subscriber, target, options.most, called)
