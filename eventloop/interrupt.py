@@ -44,7 +44,7 @@ def graceful_interrupt(trainer: Trainer, *, hint: str = "") -> Iterator[None]:
         with StopSignals(trainer, [signal.SIGINT], hint=hint):
             yield
     except KeyboardInterrupt:
-        # raised outside the run's scopes, or during a close; else this does nothing
+        # The run closes the bus itself, unless Ctrl-C came outside of its scopes or during the close.
         with suppress(Exception):  # errors of subscribers, which are logged already
             trainer.bus.close(AT_ONCE_SECONDS)
         raise

@@ -19,10 +19,10 @@ def appenders(
 ) -> tuple[Append, Append]:
     """Return two functions that append an event to a subscriber's list of incoming events.
 
-    Both append it only if it passes the filters `every` and `start`. The second function also stores the time
-    of the emit; the first one does so only with the option `timed`. Without a filter the first function is
-    the list's own `append`. With overflow="block" both first wait until the queue has room, except on a
-    background thread.
+    Both append it only if it passes the filters of the emitting thread (`Route.early`). The second function
+    also stores the time of the emit; the first one does so only with the option `timed`. Without a filter the
+    first function is the list's own `append`. With overflow="block" both first wait until the queue has room,
+    except on a background thread.
     """
     inbox = subscriber.inbox
     append, early = inbox.incoming.append, inbox.routes[event_type].early

@@ -72,7 +72,7 @@ class Background:
         self.store_undelivered: StoreUndelivered | None = None
         self.replay_command = ""  # the command that delivers the events stored by `store_undelivered`
         self.logged: dict[Subscriber, int] = {}
-        """The subscribers that the last flush has logged, each with its number of emitted events then."""
+        """The subscribers that the last flush has logged as incomplete, with their emitted events then."""
         self.thread: threading.Thread | None = None  # the keeper
         self.coroutines: CoroutineLoop | None = None
         self.starting = threading.RLock()
@@ -138,7 +138,7 @@ class Background:
     ) -> Subscriber:
         """Create the queue and the thread, task or process of a subscriber without starting it."""
         if offload == "process":
-            from eventloop.background.workers.process_runner import process_subscriber  # here: 9 modules
+            from eventloop.background.workers.process_runner import process_subscriber  # imports 9 modules
 
             return process_subscriber(name, fn, options, self.health.report)
         subscriber = Subscriber(name, fn, options, self.health.report)
@@ -156,7 +156,7 @@ class Background:
             if coroutines is None or coroutines.ended:
                 coroutines = CoroutineLoop()
             subscriber.runner = TaskRunner(subscriber, coroutines.loop)
-            self.coroutines = coroutines  # after `coroutines.loop`, which fails if the loop could not start
+            self.coroutines = coroutines  # last: `coroutines.loop` raises an error if it could not start
         return subscriber
 
     def remove(self, subscriber: Subscriber) -> None:
@@ -169,7 +169,7 @@ class Background:
     def set_routes(self, routes: dict[Subscriber, dict[type[Event], Route]]) -> None:
         """Set the event types of each subscriber, with their filters.
 
-        Health events and deferred events are queued by them; an emit calls the functions of `appending`.
+        They are used for health events and deferred events; an emit calls the functions of `appending`.
         """
         by_type: dict[type[Event], list[Subscriber]] = {}
         for subscriber, interests in routes.items():
@@ -364,9 +364,9 @@ class Background:
 
     @contextmanager
     def ending_run(self, ends: Callable[[], bool]) -> Iterator[None]:
-        """Let the caller of the block log the lost events, and end a flush in it once `ends()` is True.
+        """Let the caller log the events lost in the block; end a flush there early once `ends()` is True.
 
-        Within the block `close` logs no lost events. Later closes log only events that are lost after it.
+        Within the block `close` logs no lost events. Later closes log only events that are lost afterwards.
         """
         self.logs_losses, self.flush_ends = False, ends
         try:

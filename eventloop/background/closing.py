@@ -211,7 +211,7 @@ def close(
 def _close(background: Background, deadline: Deadline, *, advises: bool) -> None:
     """Close the queues. A signal may interrupt this at any point, because each step can be repeated."""
     background.complete = False
-    background.flush_ends = lambda: False  # concerns only flushes before the close
+    background.flush_ends = lambda: False  # it ends only flushes before the close, and none in the close
     began, subscribers = monotonic(), list(background.subscribers)
     for subscriber in subscribers:
         subscriber.drain()
@@ -219,7 +219,7 @@ def _close(background: Background, deadline: Deadline, *, advises: bool) -> None
     for subscriber in subscribers:
         abandon(subscriber)
     has_queued = any(subscriber.queued for subscriber in subscribers)
-    # later events were delivered while the subscribers ended, unless some were dropped since then
+    # events that were emitted after the wait were delivered as well, unless some were dropped since then
     quiet = quiet or (_dropped(subscribers) == dropped and not background.posted)
     background.complete = quiet and ended and not has_queued
     seconds, timeout = monotonic() - began, deadline.seconds
@@ -254,18 +254,19 @@ def _deliver_rest(
     reserve = 2 * spare + _less_for_vain_waits(subscribers, deadline.seconds)
     quiet = _flush_until_quiet(background, deadline, emitted, reserve)
     while not quiet and deadline.extend():
+        # not shortened any more, because subscribers have made progress since the vain waits
         quiet = _flush_until_quiet(background, deadline, emitted, 2 * spare)
     dropped = _dropped(subscribers)
     health_events = (HandlerFailed, EventsDropped)
-    last = {each for event_type in health_events for each in background.listening.get(event_type, ())}
-    ended = _end([subscriber for subscriber in subscribers if subscriber not in last], deadline, spare)
+    of_health = {each for event_type in health_events for each in background.listening.get(event_type, ())}
+    ended = _end([each for each in subscribers if each not in of_health], deadline, spare)
     for subscriber in subscribers:
         end_filter_call(subscriber)
     background.health.report_drops(subscribers)
-    _flush_each(background, last, deadline, calls=False, reserve=spare / 2)
+    _flush_each(background, of_health, deadline, calls=False, reserve=spare / 2)
     background.reports = False  # a subscriber that has ended would only count later reports as dropped
-    last_ended = _end([subscriber for subscriber in subscribers if subscriber in last], deadline, 0.0)
-    return quiet, dropped, last_ended and ended
+    health_ended = _end([each for each in subscribers if each in of_health], deadline, 0.0)
+    return quiet, dropped, health_ended and ended
 
 
 def _dropped(subscribers: Iterable[Subscriber]) -> int:
@@ -274,9 +275,10 @@ def _dropped(subscribers: Iterable[Subscriber]) -> int:
 
 
 def _less_for_vain_waits(subscribers: Iterable[Subscriber], timeout: float) -> float:
-    """Return the seconds by which a close waits less for deliveries for which a flush has waited in vain.
+    """Return by how many seconds the wait of a close is shorter, because a flush has waited in vain.
 
-    It still waits `GRACE_SECONDS`, so the result is negative for a shorter timeout.
+    The close still waits for the rest of the timeout, and at least for `GRACE_SECONDS`. So the result is
+    negative if the timeout is below `GRACE_SECONDS`.
     """
     longest = max(map(waited, subscribers), default=0.0)
     return timeout - max(GRACE_SECONDS, timeout - longest) if longest else 0.0
@@ -359,7 +361,7 @@ def _undelivered(
 
 
 def _incomplete(subscribers: Iterable[Subscriber]) -> list[Subscriber]:
-    """Return the subscribers that have undelivered events, or have not ended."""
+    """Return the subscribers that have undelivered events, are stuck, or had not ended at the deadline."""
     return [each for each in subscribers if each.queued or stuck(each) or each.left_in]
 
 

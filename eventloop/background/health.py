@@ -22,7 +22,7 @@ logger = logging.getLogger("eventloop")
 MAIL_LIMIT = 1024
 """The largest number of events, and of errors, that are kept for the next `Bus.poll`.
 
-None is lost unseen if there are more, because the counts of the subscriber include each of them.
+If there are more, the oldest are dropped. The counts of their subscribers still include them.
 """
 
 
@@ -112,7 +112,10 @@ class Health:
         self._publish(SlowHandler(handler=name, count=calls, cost=p99))
 
     def _publish(self, event: Event, about: Subscriber | None = None, *, by_mail_only: bool = False) -> None:
-        """Send an event to synchronous handlers by `mail`, and to background subscribers except `about`."""
+        """Send an event to synchronous handlers by `mail`, and to background subscribers except `about`.
+
+        With `by_mail_only` no background subscriber receives it.
+        """
         self.latest[type(event)] = event
         if type(event) in self.mail_types:
             self.mail.append(event)

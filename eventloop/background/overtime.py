@@ -28,8 +28,8 @@ A job scheduler often kills the process some seconds after the signal, and check
 def after_signal(drain_timeout: float, stopped_at: float | None) -> float:
     """Return the seconds that a flush or close waits after a signal.
 
-    The time since the signal, in which saves may have been waited for and subscribers could deliver, is
-    subtracted, but at least half of the seconds remain.
+    The time since the signal is subtracted, because subscribers could deliver in it, as during a wait for
+    saves. At least half of the seconds remain.
 
     Args:
         drain_timeout: the wait without a signal.
@@ -104,9 +104,11 @@ class Deadline:
         now, before = monotonic(), self._before
         after = self._before = measure(before)
         elapsed, self._checked = max(now - self._checked, 1e-9), now
+        # not beyond the longest wait, and not after a signal
         if now + self.seconds > self._latest or self._allowed is None or not self._allowed():
             return False
         computing = [each for each in after if _computes(before[each], after[each], elapsed)]
+        # a subscriber that emits as many events as it handles makes no progress
         fewer = sum(state.queued for state in after.values()) < sum(state.queued for state in before.values())
         # only subscribers that still have queued events count, because nobody waits for the others
         delivers = any(state.queued and state.handled > before[each].handled for each, state in after.items())
@@ -135,7 +137,9 @@ def measure(subscribers: Iterable[Subscriber]) -> dict[Subscriber, Progress]:
 
 
 def _computes(before: Progress, after: Progress, elapsed: float) -> bool:
-    """Return whether a subscriber has used CPU time in a call, and has completed no event meanwhile.
+    """Return whether a subscriber has used CPU time in a call that has completed no event meanwhile.
+
+    An idle subscriber does not compute, and one that completes events is judged by their number.
 
     Args:
         elapsed: the seconds from `before` to `after`.

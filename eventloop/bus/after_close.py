@@ -21,7 +21,7 @@ class AfterClose:
     def refuse_posted(self, subscribers: Iterable[Subscriber], event_types: Iterable[type[Event]]) -> None:
         """Count one event of each given type as dropped for each of its subscribers.
 
-        The types are those of a `Deferred` object that was posted to the closed bus.
+        A `Deferred` object that was posted to the closed bus would have created events of these types.
         """
         for event_type in event_types:
             for subscriber in subscribers:
@@ -36,7 +36,7 @@ class AfterClose:
             self._warn_once(type(event), subscriber.name)
 
     def _warn_once(self, event_type: type[Event], name: str) -> None:
-        """Log a warning about the first event; `name` is that of a subscriber that misses it."""
+        """Log a warning about the first event, which the subscriber `name` misses."""
         if not self._warned:
             self._warned = True
             logger.warning(
@@ -50,7 +50,8 @@ class AfterClose:
 def _passes(subscriber: Subscriber, event: Event) -> bool:
     """Return whether an event passes the filters of a subscriber; True if a filter raises an error.
 
-    If an earlier call of `when=` has not returned, it is not called again, and the event passes it.
+    The `early` filter of a route tests `every=` and `start=`, the `late` one `when=` and `once=`. If an
+    earlier call of `when=` has not returned, the `late` filter is left out.
     """
     route = subscriber.inbox.routes[type(event)]
     when_is_running = subscriber.filter is not None and subscriber.filter.call

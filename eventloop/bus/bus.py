@@ -89,8 +89,8 @@ class Bus:
         self._wanted = self._subscribers.wanted
         self.health = self._background.health
         """The health events and errors of background subscribers, which `poll` handles."""
-        self._recording: ref[Recording] | None = None  # weak: the background refers to it until its end
-        self._module_subscriptions: WeakSet[ModuleSubscription] = WeakSet()  # their handlers refer to them
+        self._recording: ref[Recording] | None = None  # weak: the background keeps it alive until its end
+        self._module_subscriptions: WeakSet[ModuleSubscription] = WeakSet()  # their handlers keep them alive
         watch(self, self._background)
 
     # --- subscribing ---------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Bus:
         self._subscribers.exclude({find_event(event): reason for event in events})
 
     def possible(self, events: Iterable[str | type[Event]]) -> list[str | type[Event]]:
-        """Return those of the given events that `exclude` does not refuse; "*" is always among them."""
+        """Return the given events without those that `exclude` refuses; "*" is never refused."""
         return [each for each in events if each == "*" or find_event(each) not in self._subscribers.excluded]
 
     def on_module(
@@ -429,7 +429,7 @@ class Bus:
                 or compute.
 
         Raises:
-            RuntimeError: a background subscriber of any bus calls this, which may wait for itself.
+            RuntimeError: a background subscriber calls this, so that the flush might wait for its caller.
         """
         self._refuse_in_background("flush")
         if plan_file() is not None:  # a dry run delivers nothing
@@ -482,7 +482,7 @@ class Bus:
             timeout: seconds to wait at most. If it is shorter than the default, no advice is logged.
             overtime: whether to extend the wait while subscribers make progress, until a signal ends the run.
         """
-        self.closed, background = True, self._background  # another thread may reopen the bus meanwhile
+        self.closed, background = True, self._background  # a local name, because a thread may reopen the bus
         allowed = (lambda: self.overtime) if overtime else None
         complete = closing.close(background, timeout, allowed, advises=timeout >= self.patience)
         if background.finished:  # if not, another thread is closing it, or Python's exit will close it
@@ -519,7 +519,7 @@ class Bus:
         self.closed = False
 
     def ending_run(self, ends: Callable[[], bool] = lambda: False) -> AbstractContextManager[None]:
-        """Let the caller of the block log the lost events, and end a flush in it once `ends()` is True."""
+        """Let the caller log the events lost in the block; end a flush there early once `ends()` is True."""
         return self._background.ending_run(ends)
 
     def __enter__(self) -> Self:
@@ -556,7 +556,7 @@ class Bus:
         self, fn: Callable[..., Any], events: tuple[str | type[Event], ...], options: Options
     ) -> Subscription:
         if self.closed and self.for_runs and (options.offload or is_coroutine_function(fn)):
-            self._subscribers.check(fn, events, options)  # an error must not reopen the bus
+            self._subscribers.check(fn, events, options)  # first, so that only a valid one reopens the bus
             self.reopen()
         return self._subscribers.add(fn, events, options)
 

@@ -38,6 +38,7 @@ handler that raised an error. For one background subscriber and two handlers the
             failed(error, i, event, trainer, now() - began)
             raise
         add_total(now() - first)
+
 In a training loop the second half, which is clocked (measured), handles every event. The first half is for
 tight loops, in which the clock would take longer than the handlers. `choose_clocked` chooses between them, at
 every 256th event in a training loop, and at each clocked event in a tight one. `count` then restarts from 0,
@@ -146,7 +147,7 @@ class Plan:
         there are many. With a recorder every event is clocked.
 
         Returns:
-            the number of events from this one to the next clocked event, and to the next call.
+            the number of events from this one to the next clocked event, and to the next call of this method.
         """
         if self._hands_over:
             self._housekeeping()
@@ -161,7 +162,7 @@ class Plan:
         return events, events
 
     def _sum_up(self) -> None:
-        """Add the handlers' recent durations to their sums, and set whether only a sample is measured now."""
+        """Add the handlers' recent durations to their sums, and tell them if only some calls are measured."""
         self._added = 0
         for handler in self.handlers:
             handler.timing.begin_sampling(self._sampling.sampled and not handler.filtered)
@@ -209,7 +210,7 @@ class Plan:
         if seconds is not None and index >= 0 and not self.handlers[index].filtered:
             self.handlers[index].timing.add(seconds)
         if not self._on_failure(error, self.handlers, index, event, trainer):
-            # `EventSignal` counts a call of each handler without a filter for each event, also of these
+            # `EventSignal` counts each event as a call of every handler without a filter, also of these
             for handler in self.handlers[index + 1 :]:
                 if not handler.filtered:
                     handler.calls -= 1
@@ -268,7 +269,7 @@ def _source(name: str, handlers: Sequence[Handler], hand_overs: int, *, recorded
         name: the name of the compiled function that dispatches events.
         handlers: the handlers in their order.
         hand_overs: the number of background queues.
-        recorded: whether a function of this name dispatches the clocked events.
+        recorded: whether the function `recorded`, which records spans, dispatches the clocked events.
     """
     lines = [f"enqueue{i}(event)" for i in range(hand_overs)]
     for i, handler in enumerate(handlers):

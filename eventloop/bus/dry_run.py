@@ -60,8 +60,8 @@ _buses: list[PlannedBus] = []
 class FirstEvent(dict[type[Event], Dispatch]):
     """A bus's table of functions that dispatch events: in a dry run the first event ends the program.
 
-    Events without a subscriber do not. A trainer's bus dispatches events as usual until the run begins,
-    because handlers may change a checkpoint that is loaded before the run.
+    An event without a subscriber does not end it. A trainer's bus dispatches events as usual until the run
+    begins, because handlers may change a checkpoint that is loaded before the run.
     """
 
     def __init__(self, bus: PlannedBus) -> None:
@@ -92,8 +92,9 @@ def _stop_at_event(event: Event, trainer: Any) -> NoReturn:
 
 
 def _stop(plan: ProgramPlan) -> NoReturn:
+    """Write the plan and end the program."""
     _write(plan)
-    raise SystemExit(0)  # threading ends a thread without a message for this class, but not for a subclass
+    raise SystemExit(0)  # not a subclass, with which a thread would end with a traceback
 
 
 def _write_at_exit() -> None:
@@ -109,12 +110,14 @@ def _write(plan: ProgramPlan) -> None:
 
 
 def _plans() -> list[list[EventPlan]]:
+    """Return the events and handlers of each bus of the program that has any."""
     return [plan for bus in _buses if (plan := event_plans(bus.plan))]
 
 
 def _calling_line() -> str:
     """Return the file and line at which the program called eventloop, as "FILE:LINE"; "" if unknown."""
     for frame in reversed(traceback.extract_stack()):
+        # "<" begins the file names of compiled code, such as `<plan of on_before_run>`
         if not frame.filename.startswith((PACKAGE, "<")):
             return f"{frame.filename}:{frame.lineno}"
     return ""

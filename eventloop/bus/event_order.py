@@ -58,20 +58,21 @@ class EventPlan(msgspec.Struct, frozen=True):
 
 
 def event_plans(plan_of: Callable[[type[Event]], list[PlanRow]]) -> list[EventPlan]:
-    """Return the plan of every event that has a handler.
+    """Return each event that has a handler, with its handlers.
 
     The events of `IN_ORDER` come first, then all others in the order of their declaration.
 
     Args:
         plan_of: returns the handlers of one event, such as `Bus.plan`.
     """
-    in_order = sorted(declared_events(), key=lambda kind: _POSITIONS.get(event_name(kind), len(IN_ORDER)))
-    plans = [EventPlan(event_name(kind), plan_of(kind)) for kind in in_order]
+    last = len(IN_ORDER)
+    events = sorted(declared_events(), key=lambda event_type: _POSITIONS.get(event_name(event_type), last))
+    plans = [EventPlan(event_name(event_type), plan_of(event_type)) for event_type in events]
     return [plan for plan in plans if plan.handlers]
 
 
 def plan_table(plans: Sequence[EventPlan]) -> str:
-    """Return the plans as a table for printing; budgets are in the column of filters.
+    """Return events with their handlers as a table for printing; budgets are in the column of filters.
 
     If there are background subscribers, which have no order, two more columns show the capacity of each queue
     and its overflow policy.
@@ -88,6 +89,7 @@ def plan_table(plans: Sequence[EventPlan]) -> str:
 
 
 def _cells(row: PlanRow) -> list[str]:
+    """Return the cells of one handler's row, without the first one, which has the name of the event."""
     budget = "" if row.budget_us is None else f"budget_us={row.budget_us:.12g}"
     filters = f"{row.filter} {budget}".strip()
     if row.order:

@@ -66,8 +66,8 @@ class EventSignal(blinker.Signal):
         super().__init__(doc=event_type.__doc__)
         self.event_type = event_type
         self.name = event_name(event_type)
-        self.closing = self.name.startswith("after_")
-        self.failing: BaseException | None = None
+        self.closing = self.name.startswith("after_")  # whether handlers run after the error of another one
+        self.failing: BaseException | None = None  # that error, while they run
         self._emitted = 0  # the number of events that earlier plans have dispatched
         self._owner = owner
         self._published = published
@@ -82,7 +82,7 @@ class EventSignal(blinker.Signal):
         self._recorder: SpanRecorder | None = None
         self._plan: Plan | None = None  # None from a change to the next emit
         self._latest: Event | None = None  # the last event that an earlier plan has dispatched
-        self._changes = 0  # the number of changes so far
+        self._changes = 0  # the number of changes so far, to find a change during a compilation
         # reentrant, because a weak receiver may be freed, and so disconnected, while the lock is held
         self._compiling = threading.RLock()
         self._changed()
@@ -111,14 +111,14 @@ class EventSignal(blinker.Signal):
         return receiver
 
     def reconnect(self, handler: Handler) -> None:
-        """Connect a handler that was disconnected again, at its earlier position in the order."""
+        """Connect a disconnected handler once more, at its earlier position in the order."""
         order = handler.order
         self.connect(handler)
         handler.order = order
         self._changed()
 
     def _disconnect(self, receiver_id: Any, sender_id: Any) -> None:
-        # blinker calls this for each disconnect, also of a weak receiver that is freed and by connected_to
+        # blinker also calls this when a weak receiver is freed, and at the end of a `connected_to` block
         super()._disconnect(receiver_id, sender_id)
         if receiver_id not in self.receivers and self._handlers.pop(receiver_id, None) is not None:
             self._changed()

@@ -76,8 +76,13 @@ class Handler:
         return self.passes is not None or self.on_fired is not None
 
     def __call__(self, sender: Any = None, *, event: Event) -> object:
-        """Run outside of a plan, as `signal.send` calls it. The sender takes the place of the trainer."""
-        if not self.filtered:
+        """Call the handler, and count the call, for blinker's `EventSignal.send`.
+
+        Args:
+            sender: the object that the handler receives as its trainer.
+            event: the event.
+        """
+        if not self.filtered:  # else `fire` counts the call
             self.calls += 1
         return self.run(event, sender)
 
@@ -113,13 +118,16 @@ class Handler:
             self.clocked(event, trainer)
 
     def account_copy(self) -> Handler:
-        """Return a copy with the counts and times but without the function, to keep them after a cancel."""
-        kept = Handler(_nothing, "event", name=self.name, priority=self.priority, filter=self.filter)
-        kept.built_in, kept.calls, kept.timing = self.built_in, self.calls, self.timing
-        if (budget := self.timing.budget) is not None:  # replaced: its callback holds the subscription
-            kept.timing.budget = Budget(budget.seconds, _nothing)
-            kept.timing.budget.exceeded = budget.exceeded
-        return kept
+        """Return a copy with the counts and times, for reports, after the subscription was cancelled.
+
+        The copy refers neither to the function nor to the subscription, so that both can be freed.
+        """
+        copy = Handler(_nothing, "event", name=self.name, priority=self.priority, filter=self.filter)
+        copy.built_in, copy.calls, copy.timing = self.built_in, self.calls, self.timing
+        if (budget := self.timing.budget) is not None:  # replaced, because it refers to the subscription
+            copy.timing.budget = Budget(budget.seconds, _nothing)
+            copy.timing.budget.exceeded = budget.exceeded
+        return copy
 
     def cost(self, event: str, wall: float, trend: HandlerTrend | None = None) -> HandlerCost:
         """Return the handler's cost in a run.
@@ -131,8 +139,10 @@ class Handler:
             wall: the seconds of all iterations, to which the share refers.
             trend: the times of handlers over the run, if known.
         """
-        seconds, inside, budget = self.timing.estimate(self.calls), event in IN_ITERATION, self.timing.budget
+        seconds, budget = self.timing.estimate(self.calls), self.timing.budget
+        in_iteration = event in IN_ITERATION
         estimated = self.timing.clocked < self.calls
+        # the optimizer hook runs the phases "backward" and "optimizer" in its handler of this event
         owner = getattr(self.fn, "__self__", None) if event == "after_train_iter" else None
         return HandlerCost(
             name=self.name,
@@ -141,11 +151,11 @@ class Handler:
             filter=self.filter,
             calls=self.calls,
             seconds=seconds,
-            share=seconds / wall if wall and inside else 0.0,
-            in_iteration=inside,
+            share=seconds / wall if wall and in_iteration else 0.0,
+            in_iteration=in_iteration,
             includes=[*getattr(owner, "runs_phases", ())],
             times=self.timing.times(self.calls),
-            trend=trend.of(self.timing, seconds) if trend is not None and inside and not estimated else [],
+            trend=trend.of(self.timing, seconds) if trend and in_iteration and not estimated else [],
             estimated=estimated,
             budget=None if budget is None else budget.seconds,
             over_budget=budget is not None and budget.exceeded,
@@ -154,6 +164,7 @@ class Handler:
 
 
 def _is_built_in(fn: Callable[..., object]) -> bool:
+    """Return whether a handler is a function, or a method of a class, that eventloop defines."""
     owner = fn if (bound := getattr(fn, "__self__", None)) is None else type(bound)
     return str(getattr(owner, "__module__", "")).partition(".")[0] == "eventloop"
 
@@ -210,8 +221,13 @@ def _has_usual_signature(method: Callable[..., object]) -> bool:
 
 
 def _convention(fn: Callable[..., object], *, background: bool) -> Takes:
-    called = (fn, getattr(type(fn), "__call__", fn))  # noqa: B004  # of an object, the method that is called
-    if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in called):
+    """Return how a handler is called, from its signature.
+
+    Raises:
+        TypeError: the handler is a generator function, or has a signature with which it cannot be called.
+    """
+    functions = (fn, getattr(type(fn), "__call__", fn))  # noqa: B004  # the method, if `fn` is an object
+    if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in functions):
         raise TypeError(f"handler {handler_name(fn)} is a generator function: its body would never run")
     try:
         signature = inspect.signature(fn)
@@ -235,6 +251,10 @@ _MMENGINE_PARAMETERS = {
     ),
     "checkpoint": "the checkpoint is trainer.checkpoint",
 }
+"""The second parameters of MMEngine's hooks, each with a text that says where eventloop has its value.
+
+A function with such a parameter is refused, because it would use the event as a batch or as metrics.
+"""
 _OTHER_FIRST = {
     "storage": "Pet, whose storage is trainer.metrics here, and its epoch and max_epoch the event's",
     "engine": "ignite, whose engine is the trainer here",
@@ -242,21 +262,25 @@ _OTHER_FIRST = {
     "net": "skorch, whose net is the trainer here",
     "state": "Composer or torchtnt, whose state is the trainer here",
 }
-"""First parameters of other systems' handlers with the places of their values; the second is no event."""
+"""The first parameters of other systems' handlers, each with the system and the place of its value.
+
+A handler whose second parameter is called "event" is not refused for its first one.
+"""
 _OTHER_SECOND = {
     "pl_module": "Lightning, whose module is trainer.model here",
     "logger": "Composer, whose logger is trainer.metrics here",
     "unit": "torchtnt, whose unit is trainer.model here",
     "logs": "Keras, whose logs are trainer.metrics.latest() here",
 }
-"""Second parameters of other systems' handlers, with the places of their values."""
-"""The second parameters of MMEngine's hooks, with the place of their values in eventloop.
-
-Such a hook is refused: called with an event, it would use the event as a batch or as metrics.
-"""
+"""The second parameters of other systems' handlers, each with the system and the place of its value."""
 
 
 def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
+    """Return whether a function with this signature takes `(event)` or `(trainer, event)`.
+
+    Raises:
+        TypeError: it takes neither, or has parameters of another system's handlers.
+    """
     parameters = list(signature.parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p.name for p in positional if p.default is p.empty]
@@ -293,6 +317,7 @@ def _other_system(names: list[str]) -> str | None:
 
 
 def _expected(fn: Callable[..., object], signature: inspect.Signature) -> str:
+    """Return the begin of an error's text: the handler, its signature and the expected ones."""
     return (
         f"handler {handler_name(fn)}{signature} has a wrong signature: expected (trainer, event) or (event)"
     )

@@ -1,6 +1,6 @@
-"""Drain buses at interpreter exit, and make them inert in a forked process.
+"""Close all buses at interpreter exit, and make them inert in a forked process.
 
-Every bus registers itself here when it is created or reopened.
+Every bus registers itself here when it is created or reopened. Its close delivers the remaining events.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class Closable(Protocol):
 
 _buses: weakref.WeakSet[Closable] = weakref.WeakSet()
 _open: dict[Background, tuple[float, weakref.ref[Closable]]] = {}
-"""The backgrounds that may have events left, with the seconds to deliver them at exit, and the bus."""
+"""The backgrounds that may have undelivered events, with the seconds of their closes and their buses."""
 
 _exit_by = inf
-"""The time by `monotonic()` until which buses deliver at exit; finite once a signal has ended a run."""
+"""The `monotonic` time until which buses deliver events at exit; finite once a signal has ended a run."""
 EXIT_AT_LEAST_SECONDS = 0.5
-"""The seconds for a bus at exit after other buses have used up the time.
+"""The least seconds for a bus to deliver at exit, even if other buses have used up the common time.
 
-Most buses have no events left, and need no more.
+Most buses have no events left, and need less.
 """
 FORK_SECONDS = 1.0
-"""The total seconds that a fork waits for threads that write a log line."""
+"""The longest time in seconds that a fork waits in total for threads that write log lines."""
 
 
 def watch(bus: Closable, background: Background) -> None:
-    """Drain the bus at interpreter exit, make it inert in a forked process, and end it when it is freed."""
+    """Register a bus to be closed at exit, made inert in a forked process, and ended when it is freed."""
     _buses.add(bus)
-    for ended in [b for b in list(_open) if b.finished]:
-        unwatch(ended)
+    for finished in [each for each in list(_open) if each.finished]:
+        unwatch(finished)
     _open[background] = bus.drain_timeout, weakref.ref(bus)
     weakref.finalize(bus, background.end_soon).atexit = False
 
@@ -63,37 +63,40 @@ def unwatch(background: Background) -> None:
 
 
 def exit_by(moment: float) -> None:
-    """Set the time by `monotonic()` until which the buses of this process deliver at interpreter exit."""
+    """Set the `monotonic` time until which the buses of this process deliver events at interpreter exit."""
     global _exit_by
     _exit_by = moment
 
 
 @atexit.register
 def _drain_all() -> None:
-    """Drain each bus within its own `drain_timeout`, and all within the longest one and `exit_by`.
+    """Close each bus within its own `drain_timeout`, and all of them within the longest one of these.
 
-    The buses deliver at the same time.
+    All buses deliver at the same time, so together they need no longer. `exit_by` may have set an earlier
+    end.
     """
     buses = list(_open.items())
-    until = min(_exit_by, monotonic() + max((timeout for _, (timeout, _) in buses), default=0.0))
-    for background, (timeout, alive) in buses:
-        bus = alive()
+    deadline = min(_exit_by, monotonic() + max((timeout for _, (timeout, _) in buses), default=0.0))
+    for background, (timeout, bus_reference) in buses:
+        bus = bus_reference()
         end = partial(close, background) if bus is None else bus.end
-        end(min(timeout, max(EXIT_AT_LEAST_SECONDS, round(until - monotonic(), 1))))
+        remaining_seconds = round(deadline - monotonic(), 1)  # rounded, because the log shows the timeout
+        end(min(timeout, max(EXIT_AT_LEAST_SECONDS, remaining_seconds)))
     if _exit_by < inf:
         skip_collections()
 
 
 def drain_first() -> None:
-    """Drain the buses at exit before the cleanup of libraries that have begun to work by now.
+    """Let the buses be closed at exit before the libraries that were loaded so far clean up.
 
-    Python calls the function first that was registered last.
+    Python calls the functions of `atexit` in the reverse order of their registration.
     """
     atexit.unregister(_drain_all)
     atexit.register(_drain_all)
 
 
 def _silence_all() -> None:
+    """Make every bus inert, in a forked process."""
     _open.clear()
     for bus in list(_buses):
         bus.become_inert()
@@ -112,13 +115,14 @@ _held = _Held()
 def _hold_logs() -> None:
     """Hold the locks of all log handlers during a fork, so that no thread is writing a log line.
 
-    The child renews the handlers' locks, but not the lock inside a file that is being flushed: its first line
-    to that file would wait forever for a thread that does not exist in the child. (Standard output and error
-    are safe.)
+    In the child `logging` resets these locks, but not the lock inside a file that a thread was flushing. The
+    child's first line to that file would wait forever, because this thread does not exist in the child.
+    (Standard output and error are safe.)
     """
     if not _open:
         return
-    deadline = monotonic() + FORK_SECONDS  # a line to a pipe without a reader may never end
+    # not longer, because a thread that writes to a full pipe may hold its handler's lock forever
+    deadline = monotonic() + FORK_SECONDS
     for handler in _log_handlers():
         lock = handler.lock
         if lock is not None and lock.acquire(timeout=max(0.0, deadline - monotonic())):
@@ -126,16 +130,17 @@ def _hold_logs() -> None:
 
 
 def _let_logs_go() -> None:
-    """Release the log handlers' locks in parent and child. In the child logging may have renewed them."""
+    """Release the log handlers' locks after a fork, in the parent and in the child."""
     while _held.locks:
-        with suppress(RuntimeError):
+        with suppress(RuntimeError):  # `logging` may have reset the lock in the child, which releases it
             _held.locks.pop().release()
 
 
 def _log_handlers() -> list[logging.Handler]:
+    """Return the handlers of all loggers, each of them once."""
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    own = [logger.handlers for logger in loggers if isinstance(logger, logging.Logger)]
-    return [*dict.fromkeys(handler for handlers in own for handler in handlers)]
+    handlers_of_loggers = [logger.handlers for logger in loggers if isinstance(logger, logging.Logger)]
+    return [*dict.fromkeys(handler for handlers in handlers_of_loggers for handler in handlers)]
 
 
 if hasattr(os, "register_at_fork"):

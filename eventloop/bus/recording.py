@@ -44,8 +44,11 @@ class Recording:
         self._stopped = False
         self._finished = Latch()
         self._then: Callable[[], object] | None = None
-        self._last_posted: Latch | None = None  # set when all events posted before `stop` are created
-        self._pending: list[Flush] | None = None  # then requested, one for each subscriber
+        self._last_posted: Latch | None = (
+            None  # set when the deferred events posted before `stop` are created
+        )
+        # the flushes to wait for, one for each subscriber, requested after that; None before
+        self._pending: list[Flush] | None = None
         self._deadline = 0.0  # the latest `monotonic` time at which the recording ends; 0.0 until `stop`
 
     @property
@@ -147,10 +150,10 @@ class Recording:
 def begin_recording(
     recorder: SpanRecorder, emitting: Emitting, background: Background, former: Recording | None
 ) -> Recording:
-    """Begin a recording on a bus, and finish the `former` one, which must be stopped.
+    """Begin a recording on a bus, and finish `former`, the previous recording, which must be stopped.
 
     Raises:
-        RuntimeError: the former recording was not stopped.
+        RuntimeError: the previous recording was not stopped.
     """
     if former is not None:
         if not former.stopped:

@@ -62,7 +62,7 @@ class Subscribers:
         self.after_close = AfterClose()
         self._ended: dict[tuple[str, str], Handler] = {}  # cancelled handlers, by event and name
 
-    # --- coming and going ----------------------------------------------------------------------------------
+    # --- adding and removing -------------------------------------------------------------------------------
 
     def add(
         self, fn: Callable[..., Any], events: tuple[str | type[Event], ...], options: Options
@@ -88,7 +88,7 @@ class Subscribers:
             try:
                 self._add(subscription, takes, options)
                 return subscription
-            except BaseException:  # Ctrl-C among them
+            except BaseException:  # also a KeyboardInterrupt
                 self.remove(subscription)
                 raise
 
@@ -146,7 +146,7 @@ class Subscribers:
             if subscription.subscriber is not None:
                 self.refresh_routes()
                 self._background.remove(subscription.subscriber)
-            subscription.active = False  # last: what was interrupted is done again
+            subscription.active = False  # last, so that a call after an interrupted one removes the rest
 
     def refresh(self, subscription: Subscription) -> None:
         """Apply a change of `subscription.paused`."""
@@ -174,6 +174,7 @@ class Subscribers:
             self.refresh_routes()
 
     def _renew(self, subscription: Subscription, former: Subscriber, deadline: float) -> None:
+        """Restart one subscriber; give it no more events if its last delivery lasts beyond the deadline."""
         options = subscription.options
         if not (former.runner.blocked_by_caller or former.closed.wait(max(0.0, deadline - monotonic()))):
             why = "its last delivery had not ended when the bus was reopened"
@@ -193,7 +194,7 @@ class Subscribers:
 
     def drop_inherited(self, *, kept: bool) -> None:
         """Drop all subscriptions in a forked process, unless they are `kept` for a run there."""
-        self._lock = threading.RLock()  # another thread may have held it when the process was copied
+        self._lock = threading.RLock()  # another thread may have held the old lock at the fork
         if not kept:
             self._subscriptions.clear()
         for signal in self.signals.values():
@@ -202,12 +203,13 @@ class Subscribers:
     def refuse_posted(self, event_types: Iterable[type[Event]]) -> None:
         """Count posted events as dropped for each of their subscribers, because the bus is closed.
 
-        The number of events that a deferred would have created is unknown; one of each type is counted.
+        The number of events that the posted `Deferred` object would have created is unknown, so one event of
+        each type is counted.
         """
         subscribers = [each.subscriber for each in self._subscriptions if each.subscriber is not None]
         self.after_close.refuse_posted(subscribers, event_types)
 
-    # --- looking -------------------------------------------------------------------------------------------
+    # --- inspecting ----------------------------------------------------------------------------------------
 
     def signal(self, event: str | type[Event]) -> EventSignal:
         """Return the signal of an event, created at the first request.
@@ -227,7 +229,8 @@ class Subscribers:
         event_type = find_event(event)
         signal = self.signals.get(event_type)
         if signal is None and any(each.wildcard for each in self._subscriptions):
-            signal = self.signal(event_type)  # else it has no handlers, and making it takes 0.1 ms
+            # not without a subscription to "*": the signal has no handlers then, and takes 0.1 ms
+            signal = self.signal(event_type)
         handlers = signal.handlers if signal is not None else ()
         rows = [handler_row(order, handler) for order, handler in enumerate(handlers, start=1)]
         rows += [
@@ -249,8 +252,8 @@ class Subscribers:
             signal.update_calls()
         with self._lock:
             ended = [(event, handler) for (event, _), handler in self._ended.items() if handler.calls]
-        there = [(signal.name, handler) for signal in self.signals.values() for handler in signal.handlers]
-        return [handler.cost(event, wall, trend) for event, handler in (*there, *ended)]
+        active = [(signal.name, handler) for signal in self.signals.values() for handler in signal.handlers]
+        return [handler.cost(event, wall, trend) for event, handler in (*active, *ended)]
 
     def subscriber_costs(self) -> list[SubscriberCost]:
         """Return one record per background subscriber."""
@@ -285,7 +288,7 @@ class Subscribers:
             self._waiting_flushes += more
             self.refresh_routes()
 
-    # --- inside --------------------------------------------------------------------------------------------
+    # --- private -------------------------------------------------------------------------------------------
 
     def refresh_routes(self) -> None:
         """Pass the current background subscribers of each event to its signal and to the background."""
@@ -341,9 +344,10 @@ class Subscribers:
         self.wanted[signal.event_type] = signal.wanted
 
     def _attach(self, subscription: Subscription, event_type: type[Event], takes: Takes) -> None:
+        """Connect a sync handler to the signal of an event type; only create the signal for others."""
         signal = self.signal(event_type)
         if subscription.subscriber is not None or event_type in subscription.handlers:
-            return  # a new signal has attached the wildcards already
+            return  # `self.signal` has created the signal just now, and attached the subscriptions to "*"
         options = subscription.options
         handler = Handler(
             subscription.fn,
@@ -381,10 +385,11 @@ class Subscribers:
         )
 
     def _unique(self, name: str | None, default: str) -> str:
-        taken = {s.name for s in self._subscriptions}
+        """Return the name of a new subscription: `name`, or else `default` with a number if it is taken."""
+        taken = {subscription.name for subscription in self._subscriptions}
         if name is not None:
             if name in taken:
                 raise ValueError(f"this bus already has a subscription named {name!r}: choose another name")
             return name
         candidates = (default if i == 1 else f"{default} #{i}" for i in range(1, len(taken) + 2))
-        return next(c for c in candidates if c not in taken)
+        return next(candidate for candidate in candidates if candidate not in taken)

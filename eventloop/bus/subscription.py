@@ -35,7 +35,7 @@ from eventloop.util.functions import handler_name, is_coroutine_function
 
 
 class SubscriptionStats(msgspec.Struct, frozen=True):
-    """The account of one subscription. For a sync handler `calls == delivered`.
+    """The counts of one subscription's events and calls. For a sync handler `calls == delivered`.
 
     For a background subscriber `emitted == delivered + failed + dropped + queued` at any moment, counted in
     events. An event that `when=` rejects is not counted.
@@ -51,24 +51,23 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     """The seconds of all calls; in a tight loop of events, those of a sync handler are estimated."""
     delivered: int
     dropped: int
-    """The events that the subscriber never received, because its queue had no room or it was disabled."""
+    """Events that the subscriber never received, because its queue had no room or it was disabled."""
     failed: int
-    """The events at which the subscriber raised an error or stalled."""
+    """Events at which the subscriber raised an error or stalled."""
     queued: int
-    """The events not delivered yet: in the queue or spill file, in the current delivery, or `untaken`."""
+    """Events not delivered yet: in the queue or its temporary file, in the current delivery, or `untaken`."""
     peak_queued: int
-    """The largest number of events that waited at a time, in queue and file."""
+    """The largest number of events that waited at a time, in the queue and its temporary file."""
     error: str = ""
     """The last error, and whether it ended the subscriber; or the call in which the subscriber is stuck,
     after a flush or close has waited in vain.
     """
     spilled: int = 0
-    """The events that exceeded the queue and waited in the spill file; see `overflow="spill"`."""
+    """Events that exceeded the queue and waited in a temporary file, with `overflow="spill"`."""
     losses_logged: bool = False
-    """Whether the log has told all losses since the last run or close already: a server is missing, or a
-    service has not taken an event, and a line said so then."""
+    """Whether each loss since the last run or close was logged when it occurred, as for a missing server."""
     untaken: int = 0
-    """Those of `queued` that the subscriber has, and its destination has not taken, such as a server."""
+    """Events in `queued` that the subscriber has received and its destination, such as a server, has not."""
 
     @property
     def shortfall(self) -> str:
@@ -91,8 +90,9 @@ class DrainReport(msgspec.Struct, frozen=True):
     """
 
     complete: bool
-    """True if no event was left when the time ended: each was delivered, failed or dropped; `stats` counts.
-    False if time ran out: events were left, or closing subscribers still emitted.
+    """True if each event was delivered, failed or was dropped in time; `stats` has the numbers.
+
+    False if events were left at the timeout, or if subscribers went on emitting during a close.
     """
     stats: list[SubscriptionStats]
     """One record per subscription, in order of registration."""
@@ -118,7 +118,7 @@ class DrainReport(msgspec.Struct, frozen=True):
 
 
 class PlanRow(msgspec.Struct, frozen=True):
-    """One row of the printed plan.
+    """A handler of an event as a row of `print(bus)` or an item of `Bus.plan`.
 
     `order` counts sync handlers from 1. It is 0 for background subscribers, whose `priority` has no effect.
     `queue` is the largest number of events that wait for them, `overflow` the policy beyond it. `budget_us`
@@ -179,22 +179,22 @@ class Options(msgspec.Struct, frozen=True):
             TypeError, ValueError: an argument is invalid, or has no effect for this kind of function.
         """
         check_callable(fn)
-        number = get_priority(priority)
+        priority_number = get_priority(priority)
         check_filter(every, start, once, when)
         background.check()
         if name is not None and not (isinstance(name, str) and name.strip()):
             raise TypeError(f"name must be a str that is not empty, got {name!r}")
         label = name or handler_name(fn)
-        kind = _check_offload(label, offload)
-        _check_kind(label, fn, kind, loop, background)
-        if number != Priority.NORMAL and (kind or is_coroutine_function(fn)):
+        checked_offload = _check_offload(label, offload)
+        _check_kind(label, fn, checked_offload, loop, background)
+        if priority_number != Priority.NORMAL and (checked_offload or is_coroutine_function(fn)):
             raise ValueError(f"{label} runs in the background: priority={priority!r} would have no effect")
         budget = None if budget_us is None else check_budget(label, budget_us)
-        return cls(number, every, start, once, when, name, kind, budget, loop, background)
+        return cls(priority_number, every, start, once, when, name, checked_offload, budget, loop, background)
 
     @property
     def filter(self) -> str:
-        """The filter as the plan prints it."""
+        """The filter as `print(bus)` shows it, such as "every=10 once"."""
         return describe_filter(self.every, self.start, self.once, self.when)
 
 
@@ -241,6 +241,7 @@ def _check_kind(
 
 
 def _check_loop(name: str, fn: Callable[..., Any], loop: object, options: SubscriberOptions) -> None:
+    """Refuse a `loop` that is no open event loop, or that has no effect or would hang with other options."""
     if loop is None:
         return
     if not isinstance(loop, AbstractEventLoop):
@@ -328,17 +329,17 @@ class Subscription:
 
     @property
     def stats(self) -> SubscriptionStats:
-        """The account of the subscription."""
+        """The counts of the subscription's events and calls, exact at the moment of the call."""
         return self._registry.stats_of(self)
 
     def route(self, event_type: type[Event]) -> Route:
         """Return the filters for an event type, created at the first call, because they may hold counts."""
         if event_type not in self.routes:
             options = self.options
-            # an unwanted event must not make the emitting thread wait
             if options.background.overflow == "block":
+                # all filters on the emitting thread, which must not wait for an event that does not pass
                 self.routes[event_type] = Route(self.filter(event_type), None)
-            elif options.once:
+            elif options.once:  # tested after `when`, because only events that pass it count
                 self.routes[event_type] = Route(None, self.filter(event_type))
             else:
                 early = make_filter(event_type, options.every, options.start, None)
@@ -371,21 +372,21 @@ class Subscription:
         )
 
     def account(self) -> SubscriptionStats:
-        """Return the account of the subscription."""
+        """Return the subscription's counts, its last error, and the call in which the subscriber is stuck."""
         subscriber = self.subscriber
         if subscriber is None:
             calls = sum(handler.calls for handler in self.handlers.values())
             seconds = sum(handler.timing.estimate(handler.calls) for handler in self.handlers.values())
             return SubscriptionStats(self.name, self.event, "sync", calls, seconds, calls, 0, 0, 0, 0)
-        now, reason = subscriber.counts, subscriber.account.ended_by
+        counts, reason = subscriber.counts, subscriber.account.ended_by
         state = stuck(subscriber) or subscriber.left_in
         # a subscriber that closed with an empty queue and is not stuck ended normally: no [closed] is shown
-        ended = f"[{reason}]" if reason and (reason != "closed" or now.queued or state) else ""
+        ended = f"[{reason}]" if reason and (reason != "closed" or counts.queued or state) else ""
         error = f"{ended} {'; '.join(filter(None, (subscriber.account.last_error, state)))}".strip()
-        counts = now.calls, now.seconds, now.delivered - now.unconfirmed, now.dropped, now.failed
-        queue = now.queued + now.unconfirmed, now.peak, error, now.spilled
-        logged = subscriber.account.losses_named, now.unconfirmed
-        return SubscriptionStats(self.name, self.event, self.runs_on, *counts, *queue, *logged)
+        outcomes = counts.delivered - counts.unconfirmed, counts.dropped, counts.failed
+        queue = counts.queued + counts.unconfirmed, counts.peak, error, counts.spilled
+        fields = counts.calls, counts.seconds, *outcomes, *queue, subscriber.account.losses_named
+        return SubscriptionStats(self.name, self.event, self.runs_on, *fields, counts.unconfirmed)
 
     def cost(self) -> SubscriberCost:
         """Return the costs of a background subscriber."""
@@ -413,7 +414,7 @@ class Subscription:
 
     @property
     def event(self) -> str:
-        """Names of its events, joined by ", ", or "*"."""
+        """The names of the subscription's events, joined by ", ", or "*" for all events."""
         return "*" if self.wildcard else ", ".join(event_name(e) for e in self.events)
 
     def __enter__(self) -> Self:

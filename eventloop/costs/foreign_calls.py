@@ -40,7 +40,7 @@ class ForeignCalls:
     def __init__(self, charge: Charge) -> None:
         self._charge = charge
         self._calls: dict[tuple[str, str], _Call] = {}
-        self._within_call = False  # whether a measured call is under way; it may make others
+        self._within_call = False  # whether a measured call is under way, which may make further ones
 
     def measured(
         self, fn: Callable[..., Any], name: str, event: str, *, in_iteration: bool
@@ -116,7 +116,7 @@ def _cost(name: str, event: str, timing: Timing, in_iteration: bool, wall: float
     return HandlerCost(
         name=name,
         event=event,
-        priority=50,
+        priority=50,  # a callback has none; handlers of the bus have this one by default
         calls=calls,
         seconds=seconds,
         in_iteration=in_iteration,

@@ -117,7 +117,7 @@ def rank_times(ranks: Window) -> list[RankTimes]:
             min(seconds - fastest, last_begin - begin)
             for seconds, begin in zip(durations, begins, strict=True)
         ]
-        if phase == "ranks":
+        if phase == "ranks":  # this phase is nothing but waits for other ranks
             waits = durations
         for rank, seconds in enumerate(durations):
             own[rank][phase] = seconds - waits[rank]
@@ -157,7 +157,7 @@ def slow_rank(ranks: Window) -> Straggler | None:
 
 
 def _beyond_median(seconds: Sequence[float]) -> list[float]:
-    """Return the difference of each rank's seconds to the median rank's; of two ranks the faster is meant."""
+    """Return by how much each rank's seconds exceed the median; of two ranks the faster is the median."""
     median = median_low(seconds)
     return [rank_seconds - median for rank_seconds in seconds]
 
@@ -168,6 +168,7 @@ def summed(windows: Sequence[Window]) -> list[Phases]:
 
 
 def _sum(several: Iterable[Phases]) -> Phases:
+    """Return the sum of several records of phases, as of different iterations."""
     parts = list(several)
     sums = {phase: sum(getattr(part, phase) for part in parts) for phase in phase_names(*parts)}
     return Phases(iterations=sum(part.iterations for part in parts), **sums)
@@ -184,8 +185,8 @@ class SlowRankWatch:
     def add(self, window: Window) -> Straggler | None:
         """Add the next window, and return a slow rank that has not been reported yet, or None.
 
-        A rank counts as slow if it is slow in most of the latest windows, and in their sum. It may be
-        reported again after it was slow in few of them.
+        A rank counts as slow if it is slow in `ENOUGH` of the latest windows, and in their sum. It may be
+        reported again after it was not slow in `ENOUGH` of them.
         """
         straggler = slow_rank(window)
         self._latest.append(window)
@@ -216,8 +217,8 @@ def lasting_slow_rank(windows: Sequence[Window]) -> Straggler | None:
     """Return the slow rank that cost the run the most time; None if the cost is below `WORTH_SHARE`.
 
     Args:
-        windows: all windows of the run. A rank is judged by those stretches of `LATEST` windows in which it
-            was slow in at least `ENOUGH`.
+        windows: all windows of the run. The cost of a rank is computed from the stretches of `LATEST` windows
+            in which it was slow in at least `ENOUGH` windows.
     """
     indices_of_rank = _slow_stretches(windows)
     seconds_of_run = sum(max(phases.wall for phases in window) for window in windows)

@@ -37,7 +37,7 @@ handler's own, and "process" a worker process.
 
 
 class Times(msgspec.Struct, frozen=True):
-    """The distribution of the measured durations. The percentiles are accurate within 5 %."""
+    """The distribution of the durations of one kind of call. The percentiles are accurate within 5 %."""
 
     samples: int = 0
     """The number of measured calls."""
@@ -63,9 +63,9 @@ class HandlerCost(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """The share of the wall time of all iterations, 0..1; 0.0 for events outside of iterations."""
     in_iteration: bool = True
-    """Whether the event belongs to a training iteration, so that the phases include the handler's time."""
+    """Whether the event belongs to a training iteration, so that `Phases` includes the handler's time."""
     includes: list[str] = []
-    """The phases that the handler runs, such as "backward"; its time includes theirs."""
+    """The phases that the handler runs, such as "backward"; `seconds` includes their times."""
     times: Times
     """The distribution of the times of single calls."""
     budget: float | None = None
@@ -104,7 +104,7 @@ class SubscriberCost(msgspec.Struct, frozen=True, kw_only=True):
     wait: Times
     """The distribution of the times from an event's emit to its delivery, for a sample of the events.
 
-    Of a worker process, the time at which the event is sent to it counts.
+    With a worker process, the time ends when the event is sent to the process.
     """
     busy: Times
     """The distribution of the times of single deliveries."""
@@ -166,7 +166,7 @@ Place = Literal["iterations", "evaluations", "between", "end"]
 
 
 def phase_names(*several: Phases) -> tuple[str, ...]:
-    """Return the names of the phases, without those waits that are 0 in all of `several`."""
+    """Return the names of all phases, except of waits that are 0 in each given record."""
     return (*PHASES, *(wait for wait in WAITS if any(getattr(phases, wait) for phases in several)))
 
 
@@ -336,10 +336,17 @@ def read_costs(directory: Path, rank: int = 0) -> RunCosts:
 
 
 class _Version(msgspec.Struct):
+    """The only field of a record that is read before the version is known."""
+
     version: int
 
 
 def _decoded(path: Path, data: bytes, record_type: type[T]) -> T:
+    """Decode the bytes of a file as a record.
+
+    Raises:
+        ValueError: they are not such a record.
+    """
     try:
         return msgspec.json.decode(data, type=record_type)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

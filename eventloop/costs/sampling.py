@@ -85,7 +85,9 @@ class Sampling:
             self._count, self._at = count, now
             self.durations.clear()
         self.clocks_all = self._period == 1 and not self.sampled
-        return self._count + WINDOW - count if self.clocks_all else self._period
+        if self.clocks_all:
+            return self._count + WINDOW - count  # up to the end of the window, at which `_decide` is called
+        return self._period
 
     def _decide(self, events: int, seconds: float) -> None:
         """Set the sampling period for the next events.
@@ -97,12 +99,13 @@ class Sampling:
             events: the number of events since the last call.
             seconds: the time since the last call, in handlers and outside of them.
         """
-        enough = min(ALWAYS_SECONDS, max(1, self.handlers) * HANDLER_SECONDS)
-        slow = seconds >= events * enough
+        slow_seconds = min(ALWAYS_SECONDS, max(1, self.handlers) * HANDLER_SECONDS)
+        slow = seconds >= events * slow_seconds
         longest = max(self.durations, default=0.0)
-        if longest >= enough or (slow and (self._slow or self._period == 1)):
+        if longest >= slow_seconds or (slow and (self._slow or self._period == 1)):
             self._period = 1
         elif not slow:
-            largest = RARITY * enough * events / seconds if seconds > 0 else PERIODS[-1]
+            # a period lasts at most `RARITY * slow_seconds`, of which clocking one event is 0.3 % / `RARITY`
+            largest = RARITY * slow_seconds * events / seconds if seconds > 0 else PERIODS[-1]
             self._period = max([period for period in PERIODS if period <= largest], default=PERIODS[0])
         self._slow = slow

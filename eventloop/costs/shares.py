@@ -17,9 +17,9 @@ def own_seconds(cost: HandlerCost, phases: Phases) -> float:
 def shares_between(before: RunCosts, after: RunCosts) -> dict[str, float]:
     """Return shares, 0..1, of the wall time of the iterations between two records of one run.
 
-    "data_share" and "hooks_share" are those of two phases. Each handler that was called in an iteration has a
-    share under its name, summed over its events, without the phases that it runs. The mapping is empty if no
-    iteration lies between the records.
+    "data_share" and "hooks_share" are the shares of these two phases. Each handler that was called in an
+    iteration has a share under its name, summed over its events, without the phases that it runs. The mapping
+    is empty if no iteration lies between the records.
     """
     wall = after.phases.wall - before.phases.wall
     if after.phases.iterations == before.phases.iterations or wall <= 0:

@@ -170,7 +170,7 @@ class SpanRecorder:
 
         Args:
             event_name: the name of the event.
-            name, priority: those of the handler.
+            name, priority: the handler's name and priority.
             passes: the handler's filter, which is checked first; None without a filter.
             clocked: calls the handler and measures the call.
         """
@@ -183,11 +183,12 @@ class SpanRecorder:
                 clocked(event, trainer)
             finally:
                 seconds, iteration = perf_counter() - began, getattr(event, "iter", None)
-                # `here` would look up the thread's name, which the span of the event itself does
+                # not by `here`, which would look up the thread's name once more: `watch_event` has done so
                 self.add(Span(get_ident(), "handler", name, began, seconds, iteration, event_name, priority))
 
         return watched
 
     def _lose(self) -> None:
+        """Count a span or depth that is not kept."""
         with self._counting:
             self.lost += 1

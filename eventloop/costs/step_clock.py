@@ -78,12 +78,12 @@ class StepClock:
         self._data_sum = self._forward_sum = self._backward_sum = self._optimizer_sum = self._hooks_sum = 0.0
         self._total_sum = 0.0
         self._waited_sums = dict.fromkeys(WAITS, 0.0)  # only waits within iterations
-        # seconds of waits since the end of iteration number `_waits_after`, which `_total_sum` lacks so far
+        # the seconds of waits since iteration number `_waits_after`; `_total_sum` does not include them yet
         self._latest_waits, self._waits_after = 0.0, 0
         self._last_end = self._requested_at = self._loaded = self._forward_began = self._forward_ended = 0.0
         self._past_runs = self._run_began = 0.0
-        self._in_step = False
-        # seconds of the train step that `charge` has moved to any phase, and to backward or optimizer
+        self._in_step = False  # whether the train step, or the body of a hand-written loop, is under way
+        # the seconds of the train step that `charge` has moved to any phase, and to backward or optimizer
         self._charged = self._charged_steps = 0.0
         self._marks: list[Sums] = []  # the sums after every `_stride` iterations
         self._stride = self._next_mark = 1
@@ -187,7 +187,7 @@ class StepClock:
 
     def end_data(self) -> None:
         """End the wait for the batch, which is on the device now."""
-        # written out here and below, because a method for it would be a call more (`benchmarks.bridges`)
+        # this difference is written out everywhere, because a method would cost a call (`benchmarks.bridges`)
         self._loaded = perf_counter() - self.excluded
         self.data += self._loaded - self._requested_at
 
@@ -237,6 +237,7 @@ class StepClock:
         if self.device is not None:
             self.device.end()
         ended = perf_counter() - self.excluded
+        # handlers run before and after the train step; the optimizer hook's work counts as other phases
         in_handlers = (self._forward_began - self._loaded) + (ended - self._forward_ended)
         self.hooks += in_handlers - (self.backward + self.optimizer - self._charged_steps)
         self._add(ended - self._last_end)
@@ -251,11 +252,11 @@ class StepClock:
     def trend(self) -> list[TrendPoint]:
         """Return the phases in successive parts of the run of equally many iterations, the last of fewer."""
         marks, now = [NOTHING, *self._marks], self.sums()
-        if now[0] != marks[-1][0]:
+        if _iterations(now) != _iterations(marks[-1]):
             marks.append(now)
         return [
-            TrendPoint(first_iter=self.first_iter + before[0], phases=phases_between(before, mark))
-            for before, mark in pairwise(marks)
+            TrendPoint(first_iter=self.first_iter + _iterations(before), phases=phases_between(before, after))
+            for before, after in pairwise(marks)
         ]
 
     def _add(self, total: float) -> None:
@@ -290,7 +291,7 @@ class StepClock:
 
     def _mark(self) -> None:
         """Record the sums so far as the end of a point of the trend."""
-        # not as a `Phases`, which takes 5 us: each of the first iterations ends a point
+        # not as a `Phases`, which takes 5 us: at the begin of a run each iteration ends a point
         self._marks.append(self.sums())
         if len(self._marks) >= POINTS:
             self._marks = self._marks[1::2]
@@ -300,9 +301,15 @@ class StepClock:
             self.handlers.mark(self.iterations)
 
 
+def _iterations(sums: Sums) -> int:
+    return sums[0]
+
+
 def phases_between(before: Sums, after: Sums) -> Phases:
     """Return the phases of the iterations between two sums, rounded to a nanosecond for a small file."""
-    iterations, wall = after[0] - before[0], after[-1] - before[-1]
-    differences = [later - earlier for earlier, later in zip(before[1:-1], after[1:-1], strict=True)]
+    _, *seconds_before, wall_before = before
+    _, *seconds_after, wall_after = after
+    differences = [later - earlier for earlier, later in zip(seconds_before, seconds_after, strict=True)]
     seconds = {name: round(difference, 9) for name, difference in zip(SUMMED, differences, strict=True)}
-    return Phases(iterations=iterations, unaccounted=round(wall - sum(differences), 9), **seconds)
+    unaccounted = round(wall_after - wall_before - sum(differences), 9)
+    return Phases(iterations=_iterations(after) - _iterations(before), unaccounted=unaccounted, **seconds)

@@ -53,7 +53,7 @@ class Timing:
     def __init__(self) -> None:
         self.recent: list[float] = []
         self.budget: Budget | None = None
-        # the number of calls in the sums, and of those added while only a sample of the calls was measured
+        # the number of calls in the sums, and how many of them were a sample of more calls
         self._clocked = self._sampled = 0
         self._seconds = self._longest = self._sampled_seconds = 0.0
         self._has_waits = False  # whether `recent` has negative numbers
@@ -102,7 +102,7 @@ class Timing:
             self._counts[_bin(seconds / calls)] += calls
 
     def begin_sampling(self, sampling: bool) -> None:
-        """Set whether only a sample of the later calls is measured, from which the others are estimated."""
+        """Set whether from now on only a sample of the calls is measured, which stands for all of them."""
         self.sum_up()
         self._sampling = sampling
 

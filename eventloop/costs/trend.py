@@ -1,4 +1,4 @@
-"""Compute the seconds of phases over the course of a run, and those of a usual iteration, for reports.
+"""Compute the mean seconds of phases over the course of a run, and the medians of these, for reports.
 
 The `trend` of a cost record divides the run into points of equally many iterations. Each point has the
 phases, summed over its iterations.

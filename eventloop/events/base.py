@@ -9,7 +9,7 @@ import msgspec
 from msgspec import StructMeta
 
 Counter = Literal["iter", "batch", "epoch", "val_epoch", "occurrence"]
-"""The counter of an event that the filter `every=` divides, counted from 1.
+"""The counter of an event, counted from 1, whose multiples pass the filter `every=`.
 
 "iter" is `iter + 1`, "batch" is `batch_idx + 1`, and "epoch" is `epoch + 1`. "val_epoch" is the number of
 completed epochs, or in a run without epochs the number of times that the event was emitted. "occurrence" is
@@ -40,7 +40,7 @@ def declare(name: str, event_type: type[Event]) -> None:
     A notebook cell that runs twice defines its class twice.
 
     Raises:
-        ValueError: `name` is that of an event of eventloop, or an alias of one.
+        ValueError: eventloop itself has an event of this name, or an alias.
     """
     if name in ALIASES:
         raise ValueError(
@@ -89,7 +89,7 @@ class Event(
     background_born: ClassVar[bool] = False
     """True for events that a background thread creates. Sync handlers cannot subscribe to them."""
     counter: ClassVar[Counter] = "occurrence"
-    """The counter that `every=` divides."""
+    """The counter whose multiples pass the filter `every=`."""
 
     def __init_subclass__(cls, **config: Any) -> None:
         super().__init_subclass__()

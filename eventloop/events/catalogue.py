@@ -51,4 +51,4 @@ def several(events: str | type[Event] | Sequence[str | type[Event]]) -> tuple[st
 
 def declared_events() -> list[type[Event]]:
     """Return every declared event class, in order of declaration."""
-    return [event_type for same_name in known_events().values() for event_type in same_name]
+    return [event_type for classes in known_events().values() for event_type in classes]

@@ -121,6 +121,7 @@ class Frames:
 
 
 def _unpickled(body: bytes | bytearray) -> Event | Exception:
+    """Return the event of a pickle, or the error if it cannot be loaded."""
     try:
         event: Event = pickle.loads(body)
     except Exception as error:
@@ -129,10 +130,12 @@ def _unpickled(body: bytes | bytearray) -> Event | Exception:
 
 
 def _unchecked(event_type: type[Event], body: bytes | bytearray, error: Exception) -> Event | Exception:
-    """Decode an event some of whose values do not have the types of their fields.
+    """Decode an event that has values of other types than its fields declare.
 
-    A program can build such an event, because a constructor checks no types, and the decoder refuses it.
-    Return `error` if the bytes are damaged.
+    A program can create such an event, because a constructor checks no types. msgspec's decoder refuses it.
+
+    Args:
+        error: the error of that decoder, which is returned if the bytes are damaged.
     """
     try:
         values = msgspec.msgpack.decode(body)

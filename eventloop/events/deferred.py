@@ -58,5 +58,5 @@ def unstamped(item: Queued) -> Event:
 
 def timed(items: Iterable[Stamped]) -> list[Timed]:
     """Return each event with the Unix time of its emit."""
-    epoch = time() - perf_counter()
+    epoch = time() - perf_counter()  # the Unix time at which `perf_counter` was 0
     return [Timed(epoch + item.emitted, item.event) for item in items]

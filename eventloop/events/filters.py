@@ -71,8 +71,12 @@ def source_of(event_type: type[Event], every: int, start: int, when: Predicate |
     """
     if when is not None or (every == 1 and not start) or event_type.counter != "iter":
         return None
-    past = f"event.iter + 1 - {start}" if start else "event.iter + 1"
-    tests = [f"{past} > 0"] * bool(start) + [f"({past}) % {every} == 0"] * (every != 1)
+    counted = f"event.iter + 1 - {start}" if start else "event.iter + 1"
+    tests = []
+    if start:
+        tests.append(f"{counted} > 0")
+    if every != 1:
+        tests.append(f"({counted}) % {every} == 0")
     return " and ".join(tests)
 
 

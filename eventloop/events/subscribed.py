@@ -11,7 +11,7 @@ from eventloop.events.catalogue import find_event
 def subscribed_types(
     name: str, events: tuple[str | type[Event], ...], *, background: bool
 ) -> tuple[bool, tuple[type[Event], ...]]:
-    """Return whether a subscriber receives all events, and its event types, which are empty in that case.
+    """Return whether a subscriber receives all events, and if not, the types of its events.
 
     Args:
         name: the subscriber's name, for errors.

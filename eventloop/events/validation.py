@@ -56,7 +56,9 @@ def _types_in(annotation: Any, module: str) -> Iterator[Any]:
     elif origin not in _NO_VALUES:
         yield origin
         arguments = get_args(annotation)
-        for argument in arguments[:1] if hasattr(annotation, "__metadata__") else arguments:
+        if hasattr(annotation, "__metadata__"):  # `Annotated`, whose later arguments are no types
+            arguments = arguments[:1]
+        for argument in arguments:
             yield from _types_in(argument, module)
 
 

@@ -59,7 +59,7 @@ class Accumulation:
         self.model: torch.nn.Module | None = None
         self.loss_fn: object = None
         """The trainer's loss function, which may be a module with parameters."""
-        self._given: Any = None
+        self._given: Any = None  # `trainer.optimizer`, one optimizer or a mapping of several
         self._optimizers: Sequence[torch.optim.Optimizer] = []
         self._loaded: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         """Parameters with their gradients from a checkpoint, until `_put_loaded` stores the gradients."""
@@ -101,7 +101,7 @@ class Accumulation:
         """
         self.resume_exchange()  # a skipped batch has left it suspended
         length = self.divisor if self.count else self.length(trainer)
-        if self.count + 1 < length:
+        if self.count + 1 < length:  # the window does not end with this iteration
             if (model := _distributed(trainer.model)) is not None:
                 self._no_sync = model.no_sync()
             elif self.postpones_reduction(trainer):
@@ -162,6 +162,7 @@ class Accumulation:
         parameters = self.parameters()
         for parameter, mean in zip(parameters, self.means(model) or [], strict=False):
             parameter.grad = mean
+        # each loss was divided by the planned length of the window
         self.multiply_gradients(self.divisor / self.count)
 
     def complete(self, trainer: Trainer) -> None:
@@ -194,7 +195,7 @@ class Accumulation:
             )
 
     def multiply_gradients(self, factor: float) -> None:
-        """Multiply the gradients of all parameters in place, those of DTensors too."""
+        """Multiply the gradients of all parameters in place; of a DTensor each rank multiplies its part."""
         gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
         torch._foreach_mul_(local_tensors(gradients), factor)
 
@@ -226,8 +227,8 @@ class Accumulation:
     def loaded(self, saved: SavedWindow) -> Accumulation:
         """Return a copy of this object, with the state of a saved window.
 
-        The window keeps its length even if `cumulative_iters` has changed. This object stays unchanged: if
-        the resume fails later, the hook gets back its attribute with this object.
+        The window keeps its length even if `cumulative_iters` has changed. This object stays unchanged,
+        because the hook uses it again if the resume fails later.
 
         Raises:
             ValueError: the gradients do not fit the optimizers' parameters.

@@ -117,8 +117,8 @@ def _compile_model(model: torch.nn.Module, options: Mapping[str, Any]) -> None:
     """Compile the calls of a model in place, as `Module.compile` does.
 
     `Module.compile` itself compiles nothing if the model's class is one of PyTorch's, such as `Sequential`,
-    because `torch.compile` begins no graph in a function of PyTorch. So it compiles a function of this
-    module.
+    because `torch.compile` begins no graph in a function of PyTorch. So `run`, a function of this module, is
+    compiled here.
     """
     call: Callable[..., Any] = model._call_impl
 
@@ -144,8 +144,8 @@ def _refuse_replaced(name: str, optimizer: Any) -> None:
 def _compile_step(optimizer: Any, options: Mapping[str, Any]) -> None:
     """Compile the step of an optimizer in place, without the wrapper that a scheduler may have put around it.
 
-    The wrapper would break the graph. It only records that the optimizer has made a step, for a warning of
-    PyTorch, and this function sets that record once.
+    The wrapper would break the graph. It only sets `_opt_called` at each step, without which PyTorch warns
+    that a scheduler was stepped before the optimizer. This function sets the attribute once.
     """
     step: Any = torch.compile(type(optimizer).step, **options)
     step._wrapped_by_lr_sched = True

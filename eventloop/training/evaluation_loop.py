@@ -42,8 +42,8 @@ class Evaluations(LoopTrainer):
         """Validate once and return the metrics.
 
         If a handler of `after_train_iter` calls this, the validation runs within the iteration, and `iter` of
-        its events is that of the iteration. A scheduled validation comes after the iteration, and `iter` is
-        that of the next one. The metrics of both are logged at the same step, the number of completed
+        its events is the index of this iteration. A scheduled validation comes after the iteration, and
+        `iter` is the index of the next one. Both log their metrics at the same step, the number of completed
         iterations.
         """
         return _within_run(self, lambda: evaluate(self, "val"))
@@ -205,10 +205,10 @@ def _metrics(
     A second pass with the other weights has the same batches and random numbers. Return None if a stop cut
     the passes short.
     """
-    others = other_weights(trainer.hooks)
-    restore = before_drawing(trainer.model, trainer.loader, loaders.values()) if others else lambda: None
+    hooks = other_weights(trainer.hooks)
+    restore = before_drawing(trainer.model, trainer.loader, loaders.values()) if hooks else lambda: None
     metrics = _metrics_of(trainer, mode, loaders, "")
-    for prefix, hook in others.items():
+    for prefix, hook in hooks.items():
         if metrics is None or trainer.stopping:
             return None
         restore()
@@ -224,7 +224,8 @@ def _metrics_of(
     """Return the metrics of all loaders, one after the other; None if a stop cut the passes short.
 
     Args:
-        weights: the prefix for metrics of the weights that the model has now; "" for its own weights.
+        weights: the prefix of metrics' names for the weights that the model has now, such as "ema"; "" for
+            its own weights.
     """
     metrics: dict[str, float] = {}
     for number, (name, loader) in enumerate(loaders.items()):
@@ -244,7 +245,7 @@ def _metrics_of(
 
 def predict(trainer: Evaluations, loader: Iterable[Any], to: Any) -> Any:
     """Predict on a loader, with all events, within a run; `Trainer.predict` has the arguments and result."""
-    from eventloop.evaluation.prediction import begin_prediction  # four modules that most runs do not need
+    from eventloop.evaluation.prediction import begin_prediction  # imports four modules that few runs need
 
     undo = Undo()
     _save_attributes(undo, trainer)

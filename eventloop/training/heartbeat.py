@@ -31,7 +31,7 @@ _STATES: dict[str, RunState] = {"val": "validating", "test": "testing", "predict
 
 
 def own_directories(trainer: LoopTrainer) -> RunOwnership:
-    """Return the ownership of a trainer's directories, which writes its status and `run.json`."""
+    """Return the ownership of a trainer's directories, whose thread writes the status and `run.json`."""
     ownership = RunOwnership(
         lambda: [trainer.work_dir, *trainer.state.directories],
         trainer.request_stop,
@@ -69,12 +69,17 @@ class Speed:
         if trains and self._changes:
             self._trained += now - self._latest
         self._latest = now
-        if self._changes and iteration <= self._changes[-1][1]:
-            if iteration < self._changes[-1][1]:  # a rollback
+        if self._changes:
+            _, last_iteration = self._changes[-1]
+            if iteration < last_iteration:  # a rollback
                 self._changes.clear()
-            return
+            if iteration <= last_iteration:
+                return
         self._changes.append((self._trained, iteration))
-        while len(self._changes) > WINDOW_CHANGES and self._trained - self._changes[1][0] > WINDOW_SECONDS:
+        while len(self._changes) > WINDOW_CHANGES:
+            second_began, _ = self._changes[1]  # the begin of the window without its first change
+            if self._trained - second_began <= WINDOW_SECONDS:
+                break
             self._changes.popleft()
 
     @property
@@ -133,7 +138,7 @@ class _Call:
         self._latest: tuple[int, RunState] | None = None
         self._speed = Speed()
         self._host, self._process = socket.gethostname(), this_process()
-        # resolved once, because this takes as long as the rest of a status
+        # computed once, because this takes as long as all other fields of a status
         self._checkpoints = [
             _relative_to_run(directory, trainer.work_dir) for directory in trainer.state.directories
         ]
@@ -170,7 +175,7 @@ class _Call:
 
 
 def _relative_to_run(directory: Path, run: Path) -> str:
-    """Return a directory's path relative to that of the run if it is inside, else its absolute path.
+    """Return a directory's path relative to the run's directory if it is inside, else its absolute path.
 
     A relative path stays valid if the run's directory is moved.
     """

@@ -179,7 +179,7 @@ class LoopSteps(LoopTrainer):
         self.position.batches += 1
         self.metrics.in_iteration = False
         if self.by_epoch and self.passing is not None:
-            self.passing.stops(-(-self.position.batches // self.counting.batches_per_iter))
+            self.passing.stops(-(-self.position.batches // self.counting.batches_per_iter))  # rounded up
 
     def end_iter(self, outputs: Any) -> bool:
         """End an iteration: emit `after_train_iter`, at which an optimizer hook makes its step, and count it.
@@ -197,7 +197,7 @@ class LoopSteps(LoopTrainer):
             raise RuntimeError(_order("end_iter", "after begin_iter()"))
         self.outputs = copied(outputs) if self.compiled else outputs
         self.clock.end_forward()
-        if not self.steps_in_hook:
+        if not self.steps_in_hook:  # the loop has made the optimizer's step, or there is none
             self.within = "iter"
         try:
             self.announce(AfterTrainIter, batch_idx=self.position.batches // self.counting.batches_per_iter)
@@ -208,6 +208,7 @@ class LoopSteps(LoopTrainer):
         self.completed_iteration()
         self.bus.poll(self)
         self.clock.end()
+        # the number of iterations in the pass so far, rounded up
         self.passing.stops(-(-self.position.batches // self.counting.batches_per_iter), trained=True)
         self.clock.begin()
         return self.stopping

@@ -49,7 +49,7 @@ class TrainLoop:
         trainer.monitored.sanity_check(validates=self._schedule.validates(total))
         if not (trainer.by_epoch and trainer.position.batches):
             self._warn_if_done()
-            self._evaluate()  # due before the first iteration, or missing in the resumed checkpoint
+            self._evaluate()  # before the first iteration, or those that the resumed checkpoint lacks
         while not self._finished():
             iter_before, epoch_before = trainer.iter, trainer.epoch
             yield trainer.epoch
@@ -114,7 +114,7 @@ class TrainLoop:
             return
         for batch in batches:
             if trainer.stopping and trainer.position.at_end:
-                return  # a stop came in what `len(loader)` says is the last batch, and the loader has more
+                return  # a stop was requested in the last batch by `len(loader)`, but the loader has more
             if accumulator is not None:
                 counting.begin(accumulator, trainer.position.left)
             if trainer.begin_iter(to_device(batch, trainer.device)):
@@ -232,7 +232,7 @@ class TrainLoop:
         """Return whether to ignore an error of the loader because the run is stopping; log it in that case.
 
         The signal that stops the run may have ended the loader's workers, too. With several ranks no error is
-        ignored, because the other ranks may wait for another batch of this one.
+        ignored, because the other ranks may wait for another batch of this rank.
         """
         trainer = self._trainer
         if trainer.stops.together or not trainer.stopping:
@@ -252,21 +252,21 @@ class TrainLoop:
         """Return the evaluations that the schedule has now, without those that were made already."""
         trainer = self._trainer
         if trainer.by_epoch:
-            done, total = trainer.epoch, trainer.max_epochs
+            completed, total = trainer.epoch, trainer.max_epochs
         else:
-            done, total = trainer.iter, trainer.max_iters
-        return self._schedule.after(done, total or 0)[trainer.position.evaluated :]
+            completed, total = trainer.iter, trainer.max_iters
+        return self._schedule.after(completed, total or 0)[trainer.position.evaluated :]
 
     def _warn_if_done(self) -> None:
         """Log a warning if no iteration is left to train, as after a resume from the end of a run."""
         trainer = self._trainer
         if trainer.stopping or not self._finished():
             return
-        unit, done = ("epochs", trainer.epoch) if trainer.by_epoch else ("iters", trainer.iter)
+        unit, completed = ("epochs", trainer.epoch) if trainer.by_epoch else ("iters", trainer.iter)
         logger.warning(
             "nothing is left to train: max_%s=%s, and %d are done%s; build the Trainer with more to go on",
             unit,
             getattr(trainer, f"max_{unit}"),
-            done,
+            completed,
             ", and only the evaluation after them is missing" if self._due() else "",
         )

@@ -114,9 +114,10 @@ class MixedPrecision:
         scaler.update(self._loss_scale if isinstance(self._loss_scale, float) else None)
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that a resumed run should share: a constant scale, or those of a dynamic scale.
+        """Return the settings that a resumed run should share: of a dynamic scale its factors and interval.
 
         The initial value of a dynamic scale is left out, because it has no effect once the scale has changed.
+        A constant scale is itself the setting. Without loss scaling the result is empty.
         """
         if self.scaler is None:
             return {}
@@ -148,11 +149,15 @@ class MixedPrecision:
 
 
 class _Scaler(msgspec.Struct):
+    """The part of the state of a `GradScaler` that is loaded."""
+
     scale: Annotated[float, msgspec.Meta(gt=0)]
     _growth_tracker: Count
 
 
 class _State(msgspec.Struct):
+    """The state of an optimizer hook, as far as it is read here."""
+
     scaler: _Scaler
 
 

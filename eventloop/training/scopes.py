@@ -72,9 +72,8 @@ class Scope:
     def __enter__(self) -> Self:
         try:
             self.begin()
-        except (
-            BaseException
-        ) as error:  # for handlers that have received the opening event, emit the closing one
+        except BaseException as error:
+            # some handlers may have received the opening event, and need the closing one
             self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
@@ -86,7 +85,7 @@ class Scope:
         trainer, loop_left = self.trainer, isinstance(error, GeneratorExit)
         if error is not None and not loop_left:
             trainer.failure = error
-        failure = trainer.failure if error is not None else None
+        failure = trainer.failure if error is not None else None  # None if only the loop was left
         if ends_at_once(trainer):
             trainer.bus.never_wait()
         reason = self.reason if self.complete else trainer.stop_reason or COMPLETED
@@ -188,7 +187,7 @@ class RunScope(Scope):
             return
         trainer, at_once = self.trainer, ends_at_once(self.trainer)
         trainer.ownership.ending()
-        closes = error is not None or trainer.ends_program
+        closes = error is not None or trainer.ends_program  # else the bus stays open for another run
         trainer.clock.end_pass("end")
         try:
             text = None if error is None else error_text(error)
@@ -322,7 +321,7 @@ class EpochScope(Scope):
         trainer.within = "epoch" if reason == COMPLETED else ""
         try:
             trainer.announce(after, reason=reason)
-        finally:  # also after an error of a handler, because others have done their work for the epoch
+        finally:  # also after the error of a handler, because other handlers have worked for the epoch
             trainer.within = ""
             if reason in (COMPLETED, LEFT):  # after a `break` a hand-written loop goes on with the next epoch
                 trainer.completed_epoch()

@@ -233,7 +233,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         self.failure: BaseException | None = None
         self.where_to_resume = ""  # after a run, a sentence that says how to continue it
         self.asked_to_stop = self.running = self.ends_program = self.delivering = False
-        self.within: Within = ""  # done, not counted: "iter" after the optimizer's step, "epoch" at its end
+        self.within: Within = ""  # done but not counted yet: "iter" after its step, "epoch" in its last event
         self.ignored_outputs: set[str] = set()  # values of `val_step` that the log has reported
         self.sanity_checking = False  # True within the sanity validation before the first iteration
         self.steps_in_hook = False  # whether a hook makes the optimizer's step, and sets `within` then

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, process_time, sleep, thread_time
 from typing import Any
 
 import pytest
@@ -20,12 +20,10 @@ from tests.conftest import DEADLINE
 from tests.support import process_handlers as handlers
 from tests.support.company import busy_machine
 from tests.support.internals import substitute
-from tests.support.process_support import Lines, Start, emit, pid_of, until
+from tests.support.process_support import Lines, Start, emit, pid_of, stands_still, until
 
 pytest_plugins = ("tests.support.process_fixtures",)
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="the CPU time of a process is read from /proc"
-)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has clocks of other processes")
 
 PATIENT = 1.0
 """The `drain_timeout` of the tests: what computes has a hundredth of a processor in it on any machine."""
@@ -104,9 +102,10 @@ def test_what_stands_still_is_not_waited_for(
 ) -> None:
     """A worker that waits for what never comes has its time and no more."""
     bus.drain_timeout = PATIENT
-    start(handlers.HangsWhenMade() if how == "start" else handlers.hang)
+    subscription = start(handlers.HangsWhenMade() if how == "start" else handlers.hang)
     emit(bus, 3)
     until(lines)  # the start of its interpreter is past
+    until(lambda: stands_still(subscription))  # on a busy machine the line is written long before
 
     report = bus.close()
 
@@ -191,3 +190,14 @@ def test_cpu_time() -> None:
     assert (cpu_time.of_process(2**30), cpu_time.of_thread(2**30)) == (0.0, 0.0)
     go.set()
     thread.join()
+
+
+def test_cpu_time_is_exact() -> None:
+    """It has no steps of a clock tick: one step would be progress of a worker that stands still."""
+    own = threading.get_native_id()
+
+    process = process_time(), cpu_time.of_process(os.getpid()), process_time()
+    thread = thread_time(), cpu_time.of_thread(own), thread_time()
+
+    assert process == tuple(sorted(process))
+    assert thread == tuple(sorted(thread))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic, sleep
 
 from eventloop.background.queues.awaited import waited
@@ -52,6 +53,12 @@ def pid_of(subscription: Subscription) -> int:
     worker = runner_of(subscription).worker
     assert worker is not None
     return worker.pid
+
+
+def stands_still(subscription: Subscription) -> bool:
+    """Whether the main thread of the worker waits for something, as Linux says."""
+    stat = Path(f"/proc/{pid_of(subscription)}/stat").read_text(encoding="utf-8")
+    return stat.rpartition(")")[2].split()[0] == "S"
 
 
 def kill(subscription: Subscription) -> int:

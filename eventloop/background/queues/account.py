@@ -36,7 +36,7 @@ class Account:
     """The counters of a subscriber's events and calls, its last error, and the reason of its end.
 
     At any moment `emitted == delivered + failed + dropped + queued`, because `queued` is computed from the
-    others.
+    other numbers.
 
     Args:
         name: the subscriber's name, for the log.
@@ -44,25 +44,25 @@ class Account:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.lock = threading.RLock()  # reentrant, as a filter may read the account
+        self.lock = threading.RLock()  # reentrant, because methods that hold it call others that acquire it
         # the reason why the subscriber accepts no more events: "error", "stalled", "cancelled" or "closed"
         self.ended_by = ""
         self.closed = Latch()  # set after `on_close`
         self.received = self.delivered = self.failed = self.dropped = self.calls = self.peak = 0
         self.seconds = 0.0
-        # numbers of events, unless the comment says otherwise
-        self.dropped_at_end = 0  # dropped while older events stayed in the queue
-        self.unconfirmed = 0  # counted as delivered, and not accepted by the destination yet
-        self.in_flight = 0  # removed from the queue, and their delivery is not counted yet
-        self.progress = [0]  # delivered of those in flight; a new list for each series of deliveries
+        self.dropped_at_end = 0  # the number of events dropped while older events stayed in the queue
+        self.unconfirmed = 0  # the number of delivered events that the destination has not accepted yet
+        self.in_flight = 0  # the number of events removed from the queue that do not count as delivered yet
+        # the number of events in flight that were delivered; each series of deliveries has a list of its own
+        self.progress = [0]
         self.last_error = ""
         # whether a log line about the error that disabled the subscriber has mentioned all losses so far
         self.losses_logged = False
-        self._logged_itself = 0  # failed, and logged by the subscriber itself
+        self._logged_itself = 0  # the number of failed events that the subscriber has logged itself
         self._logged_fields: set[tuple[str, str]] = set()  # event and field of each logged encoding error
-        self._losses_reported = 0, 0  # dropped and failed at the last `new_losses`
-        self.drops_reported = 0  # dropped, and reported by an `events_dropped` event
-        self._reported_at = float("-inf")  # the time of the last such report
+        self._losses_reported = 0, 0  # the numbers of dropped and failed events at the last `new_losses`
+        self.drops_reported = 0  # the number of dropped events that `events_dropped` events have reported
+        self._reported_at = float("-inf")  # the time of the last `events_dropped`
 
     @property
     def done(self) -> bool:
@@ -93,7 +93,8 @@ class Account:
     def displace(self, event_type: type[Event]) -> None:
         """Count the oldest event of the queue as dropped because a newer event needs its room."""
         self.dropped += 1
-        if event_type is EventsDropped:  # not reported, because the report may be dropped too, and so forever
+        # counts as reported, because its own report might be dropped as well, and so on forever
+        if event_type is EventsDropped:
             self.drops_reported += 1
 
     def end_calls(self, calls: int, seconds: float, events: int, error: BaseException | None = None) -> None:
@@ -117,7 +118,10 @@ class Account:
             self.delivered += events - failed
 
     def end_run(self) -> int:
-        """Count the delivered events of an interrupted series; return the number of its other events."""
+        """Count the events in flight that were delivered already, and return the number of the others.
+
+        The caller does so if it interrupts the deliveries, and counts the others itself.
+        """
         delivered, self.progress = self.progress[0], [0]
         self.delivered += delivered
         others, self.in_flight = self.in_flight - delivered, 0
@@ -185,6 +189,7 @@ class Account:
         """Log encoding errors whose event type and field were not logged before; return their events."""
         new = [bad for bad in events if (bad.event, bad.field) not in self._logged_fields]
         for bad in new:
+            # checked once more, because several of the new errors may have the same event type and field
             if not bad.reported and (bad.event, bad.field) not in self._logged_fields:
                 self._logged_fields.add((bad.event, bad.field))
                 logger.error(

@@ -18,8 +18,8 @@ def add_vain_wait(subscriber: Subscriber, seconds: float) -> None:
 def waited(subscriber: Subscriber) -> float:
     """Return the seconds that threads have waited in vain for the subscriber's current delivery."""
     began, _, _ = subscriber.runner.call()
-    awaited_delivery, seconds = subscriber.waited_in_vain
-    return seconds if began and began == awaited_delivery else 0.0
+    awaited_began, seconds = subscriber.waited_in_vain
+    return seconds if began and began == awaited_began else 0.0
 
 
 def stuck(subscriber: Subscriber) -> str:

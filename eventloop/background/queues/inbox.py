@@ -44,7 +44,8 @@ class Route(msgspec.Struct):
     """The filters of a subscriber for one type of event.
 
     Args:
-        early: the filter of `every=` and `start=`, applied by the emitting thread; None without one.
+        early: the filter of `every=` and `start=`, applied by the emitting thread; None without one. With
+            overflow="block" it tests `when=` and `once=` as well.
         late: the filter of `when=` and `once=`, applied on a thread of its own; None without one.
     """
 
@@ -72,7 +73,7 @@ class Inbox:
         self.buffer: deque[Queued] = deque()
         self.spill = Spill(account.name, options.capacity)
         self.routes: dict[type[Event], Route] = {}
-        # wakes the thread that calls `when=`, which is then the only one that moves events
+        # wakes the thread that calls `when=`; only this thread moves events if there is a `when=`
         self.wake_filter: Callable[[], None] | None = None
         self.waits = Timing()  # the times from the emit to the delivery, of some events
         self.moving = threading.Lock()  # held by the thread that moves events into the queue
@@ -84,12 +85,15 @@ class Inbox:
         self._timed, self._overflow, self._linger = options.timed, options.overflow, options.linger
         self._fail = fail
         self._has_posts = False  # whether deferred events were ever posted to this subscriber
-        self._emitted = perf_counter()  # the last known time of an emit, which spilled events get as theirs
+        self._emitted = perf_counter()  # the last known time of an emit, for events from the temporary file
 
     # --- putting in (any thread) ---------------------------------------------------------------------------
 
     def wanted(self, events: Iterable[Event]) -> list[Queued]:
-        """Return those of the given events, created in the background, that pass the subscriber's filters."""
+        """Return the events that pass the early filters, for events that the background creates.
+
+        No emit has applied these filters. The late filters are applied later, as for other events.
+        """
         return [
             Stamped(event, perf_counter()) if self._timed else event
             for event in events
@@ -135,7 +139,7 @@ class Inbox:
         if not self._has_posts:
             return len(self.incoming)
         while True:
-            with suppress(RuntimeError):  # another thread has emitted during the iteration
+            with suppress(RuntimeError):  # another thread has emitted, and so changed the list: try again
                 return sum(
                     len(item.events or ()) if isinstance(item, Pending) else 1 for item in self.incoming
                 )
@@ -160,6 +164,7 @@ class Inbox:
             self._drop(self.incoming.popleft())
 
     def _drop(self, item: Incoming) -> None:
+        """Count an item of `incoming`, which may be a placeholder for several events, as dropped."""
         if isinstance(item, Pending):
             self.drop_each(item.types if item.events is None else map(_type_of, item.events))
         else:
@@ -266,7 +271,7 @@ class Inbox:
         with account.lock:
             others_move = self.wake_filter is not None or self.moving.locked()
             has_older = self.buffer or self.spill.count
-            # only if no older event is in the queue or the file, because the order must be kept
+            # directly from `incoming`, but only if no older event is in the queue or the temporary file
             if self.spills and not (others_move or has_older or account.ended_by):
                 return self._started(self._pop_incoming(most))
         self._refill()
@@ -275,7 +280,7 @@ class Inbox:
             return self._started([self.buffer.popleft() for _ in range(count)])
 
     def _pop_incoming(self, most: int) -> list[Any]:
-        """Remove and return at most `most` events from `incoming`, without a way through the queue."""
+        """Remove and return at most `most` events directly from `incoming`, past the empty queue."""
         items: list[Any]
         if self._has_posts:
             items = list(islice(iter(self.next_incoming, None), most))
@@ -305,20 +310,20 @@ class Inbox:
             self.popped_at = perf_counter()
         return items
 
-    def put_back(self, rest: list[Event]) -> None:
-        """Put undelivered events back into the queue; count them as dropped if the subscriber has ended.
+    def put_back(self, undelivered: list[Event]) -> None:
+        """Put the last events of a series of deliveries back into the queue, because an earlier one failed.
 
-        They are the rest of a series in which a delivery has failed.
+        If the subscriber has ended, they count as dropped.
         """
         account = self.account
         with account.lock:
-            if not account.in_flight:
+            if not account.in_flight:  # the end of the subscriber has counted them already
                 return
-            account.in_flight -= len(rest)
+            account.in_flight -= len(undelivered)
             if account.ended_by:
-                account.dropped += len(rest)
+                account.dropped += len(undelivered)
             else:
-                self.buffer.extendleft(reversed(rest))
+                self.buffer.extendleft(reversed(undelivered))
 
     def _refill(self) -> None:
         """Fill the queue from the temporary file, or from `incoming` if the file is empty."""

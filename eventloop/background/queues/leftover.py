@@ -25,7 +25,7 @@ def abandon(subscriber: Subscriber) -> None:
     account, inbox, runner = subscriber.account, subscriber.inbox, subscriber.runner
     if not (subscriber.ended or runner.blocked_by_caller):
         subscriber.left_in = doing(subscriber) or "not ended yet"
-    has_lock = inbox.moving.acquire(timeout=HELD_SECONDS)  # False if a call of `when=` hangs with the lock
+    has_lock = inbox.moving.acquire(timeout=HELD_SECONDS)  # False if a hanging call of `when=` holds the lock
     try:
         with account.lock:
             ends_now = not account.done

@@ -39,13 +39,13 @@ class Flush:
 class Runner(ABC):
     """Deliver the events of one subscriber.
 
-    The methods here are those of a runner that calls the handler in this process, on a thread or in a task.
-    The runner of a worker process overrides many of them.
+    The methods of this class are for a runner that calls the handler in this process, on a thread or in a
+    task. The runner of a worker process overrides many of them.
 
     Args:
         fn: the handler.
         most: the largest batch; 0 if events are delivered one by one.
-        account, inbox: those of the subscriber.
+        account, inbox: the subscriber's account and inbox.
     """
 
     runs_on: ClassVar[RunsOn]

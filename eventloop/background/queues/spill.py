@@ -6,7 +6,7 @@ They are delivered later in their order:
     subscription.stats.spilled                                     # the number of events stored in files
 
 Events are encoded one by one and written in chunks, never by the emitting thread. One file is written while
-another one is read. When that is read to its end, the written file is read next, and a new file is written.
+another one is read. At the end of the latter, the written file is read next, and a new file is written.
 So no file grows forever if a subscriber stays behind for hours. The files are in `tempfile.gettempdir()`,
 which the environment variable TMPDIR changes. They have no name, so that a killed process leaves no file.
 """
@@ -191,10 +191,10 @@ class Spill:
             self._read = self._decode(file)
         results = list(islice(self._read, most))
         events = [result for result in results if not isinstance(result, Exception)]
-        # fewer results than requested: the file is at its end, and has lost its other events
+        # fewer results than requested: the file is at its end, and all events that it should have are removed
         removed = len(results) if len(results) == most else self._read_count
         with self._lock:
-            removed = min(removed, self._read_count)
+            removed = min(removed, self._read_count)  # 0 if another thread has called `discard` meanwhile
             self.count -= removed
             self._read_count -= removed
             if not self._read_count:
@@ -206,10 +206,10 @@ class Spill:
 
     def _decode(self, file: SpillFile) -> Generator[Event | Exception]:
         """Yield the events of a file, or an exception for an event that cannot be decoded."""
-        kept = iter(file.kept)
+        kept_events = iter(file.kept)
         try:
             for chunk in file.chunks():
-                yield from self._frames.decode(chunk, kept)
+                yield from self._frames.decode(chunk, kept_events)
         except Exception:  # an error of the disk, or damaged data
             logger.exception("%s cannot read its spill file", self._name)
 

@@ -62,7 +62,7 @@ class Subscriber:
         self.room = Bell()  # wakes the threads that wait for room in the queue
         self.left: Iterator[Event] = iter(())  # the events that a close has left undelivered
         self.left_in = ""  # a text about the call that was under way when a close ended
-        self.waited_in_vain = 0.0, 0.0  # the begin of a delivery, and the seconds that were waited for it
+        self.waited_in_vain = 0.0, 0.0  # the begin of a delivery, and the seconds of vain waits for its end
         self.behind_since = perf_counter()  # the last time at which no event waited in `incoming`
         self._inherited = False  # whether this process is a fork of the one that created the subscriber
         self._closing = False  # whether a close waits for the end
@@ -293,7 +293,7 @@ class Subscriber:
         account.unconfirmed = runner.unconfirmed()
         if self.recorder is not None:
             self.record(self.recorder, item, began, elapsed)
-        if error is not None and count:  # 0 if the delivery was counted and reported as stalled
+        if error is not None and count:  # `count` is 0 if the delivery was reported as stalled before
             self.fail(error, item, elapsed)
         if self.options.overflow == "block":
             self.room.ring()
@@ -319,10 +319,9 @@ class Subscriber:
         while self._flushes:
             account = self.account
             with account.lock:
-                due = (
-                    not self.inbox.queued()
-                    or account.handled - account.dropped_at_end >= self._flushes[0].after
-                )
+                # without `dropped_at_end`, because events dropped there may be newer than the flush
+                handled = account.handled - account.dropped_at_end
+                due = not self.inbox.queued() or handled >= self._flushes[0].after
             if not due:
                 return
             flush = self._flushes.popleft()

@@ -77,8 +77,8 @@ def _check_filter(subscriber: Subscriber, when_filter: WhenFilter) -> None:
 def _end_without_thread(subscriber: Subscriber) -> None:
     """End a subscriber whose thread has ended unexpectedly.
 
-    That may happen without an error in the thread's own code, for example by an exception that another thread
-    has set in it.
+    A thread may end without an error in its own code, for example by an exception that another thread has
+    set in it.
     """
     name = f"eventloop {subscriber.name}"
     # on a new thread, because `break_off` calls `on_close`, which may hang
@@ -93,8 +93,8 @@ def end_filter_call(subscriber: Subscriber, seconds: float = HANGS_SECONDS, what
     Args:
         subscriber: the subscriber with the filter.
         seconds: the limit.
-        what: the predicate of the message, whose subject is the subscriber; by default that it still called
-            the filter when the bus closed.
+        what: the predicate of the message, whose subject is the subscriber; by default "was still in its
+            when= when the bus closed".
     """
     when_filter = subscriber.filter
     call = None if when_filter is None else when_filter.give_up_call(perf_counter() - seconds)
@@ -118,7 +118,7 @@ def _end_stalled(subscriber: Subscriber, now: float) -> None:
             return  # the call has ended, or another thread has counted this stall
         item = runner.current()
         undelivered = account.end_run()
-        # without batches only one event is in the call, and the others were not delivered
+        # without batches the handler has only one event, and the other events in flight count as dropped
         failed = undelivered if runner.most else min(1, undelivered)
         account.failed += failed
         account.dropped += undelivered - failed

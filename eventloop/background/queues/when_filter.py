@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import perf_counter
+from typing import NamedTuple
 
 from eventloop.background.queues.inbox import Inbox
 from eventloop.background.threads import BackgroundThread
@@ -14,6 +15,14 @@ from eventloop.util.waiting import Bell, Latch
 
 HANGS_SECONDS = 0.05
 """The seconds after which a call of `when=` counts as hanging, so that a caller no longer waits for it."""
+
+
+class FilterCall(NamedTuple):
+    """A call of `when=` that has not returned."""
+
+    began: float
+    """The time at which the call began, by `perf_counter`."""
+    event: Event
 
 
 class WhenFilter:
@@ -28,7 +37,7 @@ class WhenFilter:
     def __init__(
         self, inbox: Inbox, wake: Callable[[], None], fail: Callable[[BaseException, Event], None]
     ) -> None:
-        self.call: tuple[float, Event] | None = None  # the begin and the event of the call under way
+        self.call: FilterCall | None = None  # the call under way
         self._inbox, self._account = inbox, inbox.account
         self._wake_subscriber, self._fail = wake, fail
         self._begun = self._done = 0  # the numbers of calls that have begun, and that have ended
@@ -65,20 +74,20 @@ class WhenFilter:
         call = self.call
         if self._done >= target or self._account.done:
             return True
-        if not patient and call is not None and perf_counter() - call[0] > HANGS_SECONDS:
+        if not patient and call is not None and perf_counter() - call.began > HANGS_SECONDS:
             return False
         self.wake()
         return self._checked.wait_for(lambda: self._done >= target or self._account.done, timeout)
 
-    def give_up_call(self, since: float) -> tuple[float, Event] | None:
+    def give_up_call(self, since: float) -> FilterCall | None:
         """Count the event of the call under way as failed, if the call began before `since`.
 
         Returns:
-            the begin and the event of the call; None if there is no such call.
+            the call; None if there is no such call.
         """
         with self._account.lock:
             call = self.call
-            if call is None or call[0] > since:
+            if call is None or call.began > since:
                 return None
             self.call = None
             self._account.failed += 1
@@ -106,20 +115,20 @@ class WhenFilter:
                 return False
             account.received += 1
             self._begun += 1
-            call = self.call = perf_counter(), unstamped(item)
+            call = self.call = FilterCall(perf_counter(), unstamped(item))
         if self._passes(call):
             self._inbox.store(item)
             self._wake_subscriber()
         return True
 
-    def _passes(self, call: tuple[float, Event]) -> bool:
+    def _passes(self, call: FilterCall) -> bool:
         """Return whether the event of a call passes `when=`.
 
         If it does not pass, it is no longer counted as received. If `when=` raises an error, the event counts
-        as failed. If the call took too long, or the subscriber has ended meanwhile, the event was counted at
-        that time, and the result is False.
+        as failed. The result is False if `give_up_call` or the end of the subscriber has counted the event
+        meanwhile.
         """
-        event, account = call[1], self._account
+        event, account = call.event, self._account
         route = self._inbox.routes.get(type(event))
         failure: BaseException | None = None
         try:

@@ -95,7 +95,7 @@ class TaskRunner(Runner):
         return f"its event loop was held for {seconds:.1f} s by {name}, for which this is the cure: {_CURE}"
 
     def stall_effect(self) -> str:
-        """Return a sentence that says whether the stalled coroutine blocks the loop of others; "" if not."""
+        """Return a sentence if the stalled coroutine blocks the event loop for all other ones, else ""."""
         return f". It holds the event loop of other coroutines: {_CURE}" if self._blocks_loop else ""
 
     def overdue(self, now: float, limit: float) -> bool:
@@ -143,6 +143,7 @@ class TaskRunner(Runner):
             self._free_at = now
         self._called_at = 0.0
         self._ready.set()
+        # after an "error" of another part, such as `when=`, the delivery may complete
         ended = self.account.ended_by in ("stalled", "cancelled", "closed")
         if self._delivering and ended and self._task is not None:
             self._task.cancel()
@@ -153,7 +154,8 @@ class TaskRunner(Runner):
         try:
             await self._deliver_all()
             subscriber.finish()
-        except (asyncio.CancelledError, GeneratorExit):  # the loop ends, and cancels its tasks
+        except (asyncio.CancelledError, GeneratorExit):
+            # the event loop ends: asyncio cancels its tasks, or Python closes the coroutine of a lost task
             self._end_with_loop()
             raise
         except BaseException as error:
@@ -162,7 +164,7 @@ class TaskRunner(Runner):
             self._task = None  # so that the queue can be freed, to which the task refers by this coroutine
 
     async def _deliver_all(self) -> None:
-        """Deliver events, and wait for others, until the subscriber ends."""
+        """Deliver events, and wait for more events, until the subscriber ends."""
         subscriber, account = self.subscriber, self.account
         while not account.ended_by:
             self._ready.clear()
@@ -188,10 +190,12 @@ class TaskRunner(Runner):
             await self.fn(item)
         except BaseException as error:
             if self._comes_from_loop(error):
-                if not (ended := self.account.ended_by):
+                if not (ended := self.account.ended_by):  # the event loop itself ends
                     raise
+                # `_answer` has cancelled the delivery, because the subscriber has ended
                 failure = StoppedError(f"subscriber {subscriber.name} was {ended} during a delivery")
-            else:  # also a SystemExit, which would end the loop of all coroutines if it were raised again
+            else:
+                # not raised again, because a SystemExit would end the event loop of all coroutine subscribers
                 failure = error
         finally:
             self._delivering = False
@@ -203,11 +207,11 @@ class TaskRunner(Runner):
         The loop cancels this task, or throws GeneratorExit into a coroutine whose task is gone. A
         CancelledError of something that the subscriber awaited is an ordinary error of the subscriber.
         """
-        running = _current_task()
+        running_task = _current_task()
         if isinstance(error, GeneratorExit):
-            return running is None or running is not self._task
-        cancelled = isinstance(error, asyncio.CancelledError)
-        return cancelled and running is not None and running.cancelling() > 0
+            return running_task is None or running_task is not self._task
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        return is_cancelled and running_task is not None and running_task.cancelling() > 0
 
     def _end_with_loop(self) -> None:
         """End the subscriber because its event loop has ended; do nothing after a close.
@@ -243,12 +247,14 @@ def _task_that_runs(loop: asyncio.AbstractEventLoop | None) -> asyncio.Task[Any]
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs on the calling thread, or None."""
     with suppress(RuntimeError):
         return asyncio.get_running_loop()
     return None
 
 
 def _current_task() -> asyncio.Task[Any] | None:
+    """Return the task whose code runs on the calling thread, or None."""
     with suppress(RuntimeError):  # no loop runs
         return asyncio.current_task()
     return None

@@ -19,14 +19,13 @@ from eventloop.processes.cpu_time import of_thread
 from eventloop.util.waiting import Latch
 
 HOLD_SECONDS = 0.0006
-"""The seconds of a turn, after which a background thread lets the training run: a part of a short step.
+"""The seconds of a turn, for which a background thread works before it lets the training thread run.
 
-With shorter turns most time would be lost refilling the processor's caches after each switch of threads.
+They are a small part of even a short training step. With shorter turns most time would be lost refilling the
+processor's caches after each switch of threads.
 """
 EVERY_SECONDS = 0.004
 """The seconds from the begin of one turn to the begin of the next turn of any thread."""
-
-
 LONGEST_SECONDS = 0.04
 """The longest wait for a turn in seconds. With very many subscribers some turns therefore begin together."""
 RUN = 256
@@ -103,7 +102,7 @@ class ThreadRunner(Runner):
             self.subscriber.finish()
 
     def _deliver_all(self) -> None:
-        """Deliver events in turns of `HOLD_SECONDS`, and wait for others, until the subscriber ends."""
+        """Deliver events in turns of `HOLD_SECONDS`, and wait for more events, until the subscriber ends."""
         subscriber, inbox, account = self.subscriber, self.inbox, self.account
         while not account.ended_by:
             self._ready.clear()
@@ -136,7 +135,7 @@ class ThreadRunner(Runner):
         if (item := subscriber.next_delivery()) is None:
             return None
         seconds = self._deliver(item)
-        self._fast = seconds < HOLD_SECONDS / RUN
+        self._fast = seconds < HOLD_SECONDS / RUN  # so that `RUN` such deliveries fit into a turn
         return seconds
 
     @property

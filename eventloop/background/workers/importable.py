@@ -89,7 +89,7 @@ def owner_of(fn: Callable[..., object]) -> Remade | None:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        """Refuse what a worker cannot import, and replace a `Remade` object by its recipe."""
+        """Refuse a function or class that a worker cannot import, and pickle a `Remade` by its recipe."""
         if isinstance(obj, FunctionType | type):
             reason = why_not_importable(obj)
             if reason:

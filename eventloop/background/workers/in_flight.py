@@ -121,8 +121,8 @@ class Flights:
 
         Args:
             count: the number of acknowledged events, which belong to the oldest deliveries.
-            spans: the begin and the seconds of each delivery. If the recording has begun meanwhile, those of
-                the first deliveries are missing.
+            spans: the begin and the seconds of each delivery. The first deliveries have no item if they were
+                made before the recording began.
         """
         acknowledged: list[list[Queued]] = []
         for delivery in self.waiting:

@@ -63,8 +63,8 @@ def process_subscriber(
         TypeError: a worker could not import the handler.
     """
     target = pack(fn, options.on_flush, options.on_close)
-    here = msgspec.structs.replace(options, batch=False, on_flush=None, on_close=None)
-    subscriber = Subscriber(name, fn, here, report)
+    queue_options = msgspec.structs.replace(options, batch=False, on_flush=None, on_close=None)
+    subscriber = Subscriber(name, fn, queue_options, report)
     calls = {"on_flush": options.on_flush, "on_close": options.on_close}
     called = frozenset(filter(calls.get, calls))
     subscriber.runner = ProcessRunner(subscriber, target, options.most, called)
@@ -194,7 +194,7 @@ class ProcessRunner(Runner):
         timeout = None if remaining_seconds == inf else max(0.0, min(_CHECK_SECONDS, remaining_seconds))
         for message in self.worker.exchange(timeout, self._pipe.fd):
             self._receive(message)
-        if self._finished or self._killed:  # events of a worker that `kill` has ended still count as queued
+        if self._finished or self._killed:  # after `kill` the worker's events still count as queued
             return
         if self.worker.gone:
             self._replace(self.worker.end(END_SECONDS))
@@ -230,7 +230,7 @@ class ProcessRunner(Runner):
 
     def _send(self, worker: WorkerProcess) -> None:
         subscriber, flights, ready = self.subscriber, self.flights, not self.starting
-        ending = subscriber.no_more or bool(self.account.ended_by)  # read before the queue: no event follows
+        ending = subscriber.no_more or bool(self.account.ended_by)  # read first: no event is added after it
         if ready and self._recording != (subscriber.recorder is not None):
             self._recording = not self._recording
             worker.push(frame(Kind.RECORD, int(self._recording)))
@@ -367,7 +367,7 @@ class ProcessRunner(Runner):
             self._finished = True
 
     def _replace(self, how: str) -> None:
-        """End the subscriber because the worker has ended, `how` in words, or let another worker start."""
+        """End the subscriber, or let another worker start, after a worker has ended in the way `how`."""
         self.worker = None
         if self._unflushed:
             self._report_death(how, "on_flush")

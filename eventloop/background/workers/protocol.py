@@ -90,8 +90,8 @@ class _Type(msgspec.Struct, frozen=True):
     like: str = ""
     """The name of a class that the main program defines; "" for a class that a worker can import.
 
-    In the first case `module` and `name` are those of the nearest base class that the worker can import, and
-    the worker defines a class with these fields, derived from it.
+    With a `like`, the worker imports `module` and `name`, which are the nearest base class that it can
+    import. From this class it derives one with the name `like` and these fields.
     """
     fields: tuple[str, ...] = ()
 
@@ -192,7 +192,7 @@ def _pickled(value: object) -> bytes:
     """Pickle a value for a worker, which can import no function or class of the main program.
 
     Raises:
-        PicklingError: the value contains such an object.
+        PicklingError: the value contains a function or class of the main program.
     """
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)

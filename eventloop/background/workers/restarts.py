@@ -21,7 +21,9 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 DEATHS_IN_A_ROW = 3
+"""The number of workers, one after the other, that may die without an acknowledgement."""
 DEATHS = 20
+"""The number of workers after whose deaths the subscriber ends."""
 RESTART_SECONDS = 0.1
 """The seconds before the second restart in a row, doubled for each later one; the first has no pause."""
 
@@ -51,7 +53,7 @@ class Restarts:
             f"stall_timeout={subscriber.options.stall_timeout:g} s on one delivery; its worker process was "
             "killed"
         )
-        flights.acknowledge(len(delivery))
+        flights.acknowledge(len(delivery))  # so that the next worker does not receive it
         self.in_a_row = 0
         account.end_calls(1, seconds, len(delivery), error)
         item = flights.as_delivered(delivery)

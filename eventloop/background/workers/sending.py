@@ -35,6 +35,7 @@ class Sender:
         self._subscriber, self._flights, self._target = subscriber, flights, target
         self._owner = owner_of(subscriber.fn)
         self._home = Home.here()  # later workers start in the same directory, even if the program changes it
+        # with "latest" an event stays in the queue, where a newer one replaces it, until the worker is free
         self._limit = 1 if subscriber.options.overflow == "latest" else IN_FLIGHT
         self._encoder = EventEncoder()
         self._begun = False
@@ -65,7 +66,9 @@ class Sender:
         return bool(delivery)
 
     def next_frames(self, deaths: int) -> list[bytes]:
-        """Return the messages of the next delivery, whose events that cannot be encoded have failed.
+        """Return the messages of the next delivery.
+
+        Events that cannot be encoded count as failed, and are removed from the delivery.
 
         Args:
             deaths: the number of earlier workers that have died, which the handler is given.
@@ -76,7 +79,7 @@ class Sender:
             self._begun = True
             facts = self._owner.worker_facts() if self._owner is not None else None
             frames.append(frame(Kind.BEGIN, deaths, pickle.dumps(facts)))
-        head = len(frames)
+        begin_of_delivery = len(frames)
         items, delivery[:] = list(delivery), []
         for item in items:
             try:
@@ -89,5 +92,5 @@ class Sender:
                 subscriber.fail(error, unstamped(item))
         if self._flights.most and delivery:
             times = pack_times(delivery) if subscriber.options.timed else b""
-            frames.insert(head, frame(Kind.BATCH, len(delivery), times))
+            frames.insert(begin_of_delivery, frame(Kind.BATCH, len(delivery), times))
         return frames

@@ -139,7 +139,10 @@ class Worker:
                 self._acks.send(frame(Kind.FLUSHED, 0, flushed))
 
     def _events(self, count: int) -> list[Frame]:
-        """Return the messages of the next `count` events; fewer if the commands end before."""
+        """Read the messages of a batch, and return the messages of its `count` events.
+
+        Messages between them describe classes of events. If the pipe ends early, fewer are returned.
+        """
         events: list[Frame] = []
         while len(events) < count and (message := self._next()) is not None:
             if message.kind == Kind.TYPE:
@@ -198,7 +201,10 @@ class Worker:
         return b""
 
     def _next(self) -> Frame | None:
-        """Return the next command, or None at the end; before a wait, acknowledge the finished deliveries."""
+        """Return the next command, or None at the end of the pipe or of the program.
+
+        Before a wait for it, acknowledge the finished deliveries.
+        """
         while not self._frames:
             if not _readable(self._commands, 0.0):
                 self._acks.acknowledge()
@@ -238,6 +244,7 @@ class _Acks:
         self._lock = threading.RLock()  # reentrant, because a finalizer that runs in `_acknowledge` may log
         self._news = threading.Event()
         self._finished = self._acknowledged = 0  # the numbers of delivered and of acknowledged events
+        # the number of events that the destination has not accepted: now, and at the last acknowledgement
         self._untaken = self._untaken_acknowledged = 0
         self.recording = False
         self._awaited = ""
@@ -305,11 +312,13 @@ class _Acks:
 
 
 def _write_all(fd: int, data: bytes) -> None:
+    """Write all bytes to a file descriptor, in as many writes as are needed."""
     while data:
         data = data[os.write(fd, data) :]
 
 
 def _readable(fd: int, seconds: float) -> bool:
+    """Wait until a file descriptor has data or is at its end; return False on a timeout."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(seconds * 1e3))
