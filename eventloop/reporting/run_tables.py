@@ -20,9 +20,9 @@ from eventloop.reporting.waits import PLACES, run_seconds
 from eventloop.util.formatting import ABSENT, duration, on_a_line, share, three_digits, value_text
 
 MATTERS = 0.01
-"""Handlers below this share of a run share a row, and for differences below it no ratio is shown."""
+"""Handlers below this part of a run are added up in one row, and differences below it have no ratio."""
 BUILT_IN = 0.05
-"""eventloop's own handlers share a row if they are below this share of the iterations."""
+"""eventloop's own handlers are added up in one row if they take less than this part of the iterations."""
 ALL_RANKS = 8
 """Each rank has a column in runs of at most this many ranks."""
 IN_IT = " in it)"

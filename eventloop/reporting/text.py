@@ -122,17 +122,18 @@ def _run(report: Report, name: str, width: int, blocks: str) -> str:
         head += paragraph(fact.name.ljust(label), fact.value, width, 1)
     for note in report.notes[:2]:
         head += paragraph("", note, width)
-    costs, last = report.costs, _scalars(report, width, label)
+    costs, scalars = report.costs, _scalars(report, width, label)
     if costs is None:
-        return _fit_lines(lambda _: [head, last])
+        return _fit_lines(lambda _: [head, scalars])
     ranks, phases = ranks_table(report), phases_table(costs, MATTERS)
     table = ranks if ranks.rows else phases
     steps = fitted(table, width, blocks) if table.rows else []
-    rest = [*subscriber_lines(costs, width), *last]
-    return _fit_lines(lambda rows: [head, steps, handler_lines(costs, width, rows), rest])
+    foot = [*subscriber_lines(costs, width), *scalars]
+    return _fit_lines(lambda rows: [head, steps, handler_lines(costs, width, rows), foot])
 
 
 def _title_and_advice(report: Report, name: str, width: int) -> list[str]:
+    """Draw the run's name and state on one line, and each advice on at most three."""
     title = on_a_line(f"Run {name}: {state(report)}", width)
     lines = [title + HINT if len(title + HINT) <= width else title]
     for line in report.advice:
@@ -177,6 +178,7 @@ def subscriber_lines(costs: RunCosts, width: int) -> list[str]:
 
 
 def _is_notable(subscriber: SubscriberCost, costs: RunCosts) -> bool:
+    """Return whether a subscriber lost events, was over its budget, or was busy for much of the run."""
     busy = bool(costs.seconds) and subscriber.seconds >= BUSY * costs.seconds
     return lossy(subscriber, costs) or subscriber.over_budget or busy
 
@@ -207,7 +209,7 @@ def _runs(reports: Sequence[Report], names: Sequence[str], width: int, blocks: s
             advice += paragraph("-> ", f"{name}: {line}", width)
 
     def blocks_of(rows: int) -> Blocks:
-        most = rows + 2
+        most = rows + 2  # runs that are shown, also where only one difference is
         table = fitted(runs._replace(rows=runs.rows[:most], lines=lines[:most]), width, blocks)
         more = [f"{len(names) - most:,} more runs: --all shows them"] if len(names) > most else []
         return [[*table, *more], advice, _differences(differences, names, width, rows)]

@@ -15,7 +15,12 @@ PLACES: dict[Place, str] = {
 
 
 def seconds_waited(costs: RunCosts, cause: Cause | None = None, place: Place | None = None) -> float:
-    """Return the seconds of all waits of a cause in one part of the run; None stands for all of either."""
+    """Return the seconds of all waits of a cause in one part of the run.
+
+    Args:
+        cause: the cause; None for all causes.
+        place: the part of the run; None for the whole run.
+    """
     return sum(w.seconds for w in costs.waits if cause in (None, w.cause) and place in (None, w.place))
 
 

@@ -155,13 +155,15 @@ def _order(row: DiffRow) -> tuple[bool, bool, float]:
     with the largest differences.
     """
     in_one_run = row.verdict.startswith("only")
+    # differences below 1e-12 s are those of rounding: such rows keep their order
     return not in_one_run, in_one_run and row.kind == "outside", -round(abs(row.difference), 12)
 
 
 def _is_shown(name: str, first: dict[str, Series], second: dict[str, Series]) -> bool:
     """Return whether a series gets a row.
 
-    Waits that neither run has get none, nor do handlers that both runs call only outside of iterations.
+    There is no row for waits that neither run has, and none for handlers that both runs call only outside of
+    iterations.
     """
     series = [run[name] for run in (first, second) if name in run]
     if name in WAIT_ROWS and not any(one.mean for one in series):
