@@ -163,7 +163,8 @@ class DrivenTrainer(Trainer):
         Raises:
             TypeError: a value is not a number.
         """
-        step = self.iter + (self.within == "iter") if step is None else step
+        if step is None:
+            step = self.iter + (self.within == "iter")  # the iteration under way counts as completed
         if mode == "train":
             scalars = {name_of_host(name): value for name, value in scalars.items()}
         numbers = {

@@ -143,6 +143,8 @@ def _consolidate(options: argparse.Namespace, stock: Stock) -> int:
 def _chosen(name: str, stock: Stock) -> Path:
     """Return the path of the newest checkpoint ("auto"), the best ("best"), or the one with this name.
 
+    The best one is that of the first metric for which the run keeps the best checkpoint.
+
     Raises:
         ValueError: there is no such checkpoint, or the name is a path.
     """

@@ -32,6 +32,7 @@ from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
 from eventloop.writers.jsonl import read_jsonl
 
 VALIDATION = 360
+"""The number of digits for the validation."""
 WORK_DIR = Path("runs/demo")
 EPOCHS = 10
 SEED = 0
@@ -227,11 +228,11 @@ def check_epochs(trainer: Trainer, event: AfterLoadCheckpoint) -> None:
     Raises:
         ValueError: the numbers differ.
     """
-    planned, epochs = (trainer.checkpoint or {}).get("meta", {}).get("max_epochs"), trainer.max_epochs
-    if planned is not None and planned != epochs:
+    saved, epochs = (trainer.checkpoint or {}).get("meta", {}).get("max_epochs"), trainer.max_epochs
+    if saved is not None and saved != epochs:
         raise ValueError(
-            f"the run of {event.path} was begun with --epochs {planned}, and its learning rate schedule ends "
-            f"there: resume it with --epochs {planned}, got --epochs {epochs}"
+            f"the run of {event.path} was begun with --epochs {saved}, and its learning rate schedule ends "
+            f"there: resume it with --epochs {saved}, got --epochs {epochs}"
         )
 
 

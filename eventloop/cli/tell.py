@@ -187,6 +187,6 @@ def _seconds(text: str) -> float:
     number = 0.0
     with suppress(ValueError):
         number = float(text)
-    if not 0.0 < number < 1e9:
+    if not 0.0 < number < 1e9:  # Python refuses waits that are much longer
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
     return number

@@ -83,10 +83,13 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
         self._begin(bus)
 
     def _begin(self, bus: Bus | None) -> None:
+        """Create the attachment and the other attributes that a copy of the callback does not copy."""
         copied_names = {*vars(self)}
         self._attachment = Attachment("Lightning", NEVER, bus, steer=steer, **self._options)
         self._costs = HostCosts()
-        self._installed, self._during, self._watching = ExitStack(), ExitStack(), ExitStack()
+        self._installed = ExitStack()  # undoes the changes to Lightning's objects from `setup` to `teardown`
+        self._during = ExitStack()  # undoes the changes that last for a run of our trainer
+        self._watching = ExitStack()  # removes the hooks from the optimizers
         self._watches_steps = False
         self._optimizers: Any = None  # Lightning's list, which it replaces if the program changes optimizers
         self._trains = False  # whether the run trains, or only evaluates

@@ -145,6 +145,7 @@ class OwnTrainer:
             yield ForeignCall("counters.logs", events, self._collect_logs, LOGS - 1)
 
     def _begin(self, trainer: Any, event: Any) -> None:
+        """Set lengths and counters of the state, and a new `control`, when our trainer begins to train."""
         state = self.state
         self.control = TrainerControl()
         self._updates_each_iteration = not any("optimizer" in hook.runs_phases for hook in trainer.hooks)
@@ -165,6 +166,7 @@ class OwnTrainer:
         self._stepped = True
 
     def _end_iteration(self, trainer: Any, event: Any) -> None:
+        """Count an optimizer update if the optimizer has made its step, and set the epoch as a fraction."""
         self._ends_update = self._begins_update = self._stepped
         self.state.global_step += self._ends_update
         length = trainer.limits.length("train", trainer.loader)
@@ -226,6 +228,8 @@ class OwnTrainer:
     def _conditional_handler(
         self, callback: Any, method: str, condition: Condition
     ) -> Callable[[Any, Any], None]:
+        """Return a handler that calls a method of a callback if the condition is met."""
+
         def call(trainer: Any, event: Any) -> None:
             if condition(self):
                 self._call(callback, method)
@@ -240,6 +244,8 @@ class OwnTrainer:
         return call
 
     def _log_handler(self, callback: Any) -> Callable[[Any, Any], None]:
+        """Return a handler that calls `on_log` for each entry, with the state's counters of that entry."""
+
         def call(trainer: Any, event: Any) -> None:
             state = self.state
             present = state.global_step, state.epoch

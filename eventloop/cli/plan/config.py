@@ -28,6 +28,7 @@ from eventloop.util.checks import check_keys
 DOCUMENTS = (".json", ".toml", ".yaml", ".yml")
 SUBSCRIBERS = ("default_hooks", "custom_hooks", "hooks", "writers")
 LENGTH = ("max_epochs", "max_iters", "val_interval", "val_begin", "dynamic_intervals")
+"""The names of the length of the run and of its validations, at the top of a config or in `train_cfg`."""
 NAMES = (*SUBSCRIBERS, "train_cfg", *LENGTH)
 """The names by which a config is recognised; all others are ignored."""
 _MMENGINE = re.compile(rb"^(_base_|custom_imports)\s*=|^with read_base\(\)", re.MULTILINE)
