@@ -184,7 +184,7 @@ class Attachment:
             training: False for a run that only evaluates.
 
         Raises:
-            ValueError: the model differs from that of the first run, and the bridge has hooks.
+            ValueError: the model is not the one of the first run, and the bridge has hooks.
         """
         trainer = self.trainer
         if trainer is None:

@@ -175,6 +175,6 @@ class DrivenTrainer(Trainer):
         if tensors := {name: value for name, value in scalars.items() if name not in numbers}:
             logged = EventStorage(start_iter=step)
             logged.epoch, logged.mode = self.epoch, mode
-            logged.in_iteration = False  # the step is that of completed iterations
+            logged.in_iteration = False  # else the storage would add 1 for an iteration under way
             logged.put_scalars(tensors)
             self.bus.post(logged.collect(self.place), ScalarsLogged)

@@ -72,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    """Run `eventloop demo`; return its exit code, or raise an error of the training."""
     try:
         from eventloop.cli import demo  # here, because it imports torch, which --help does not need
 

@@ -216,8 +216,8 @@ def newest_run(path: Path) -> Path:
 
 def epochs_of(work_dir: Path) -> int | None:
     """Return the number of epochs of the run in a directory, from its newest checkpoint; None without one."""
-    found = scan(work_dir)
-    return next((found.manifests[path].max_epochs for path in found.newest_first()), None)
+    checkpoints = scan(work_dir)
+    return next((checkpoints.manifests[path].max_epochs for path in checkpoints.newest_first()), None)
 
 
 def check_epochs(trainer: Trainer, event: AfterLoadCheckpoint) -> None:

@@ -154,6 +154,7 @@ def _split(command: str, words: Sequence[str]) -> tuple[list[str], dict[str, str
 
 
 def _print(answer: Answer, *, as_json: bool) -> None:
+    """Print an answer: the result to standard output, a warning or a refusal to standard error."""
     if as_json:
         import msgspec
 

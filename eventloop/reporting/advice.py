@@ -203,6 +203,7 @@ def _longest_read(costs: RunCosts) -> DeviceRead | None:
 
 
 def _read_advice(read: DeviceRead, costs: RunCosts) -> Advice:
+    """Return the advice on a function that waits for the device to read metrics."""
     iterations = costs.phases.iterations
     often = f"{max(1, round(read.calls / iterations)):,} times an iteration"
     if read.calls < 1.5 * iterations:

@@ -112,8 +112,8 @@ def read_curves(path: Path) -> RunLog:
     """Read the curves of a `metrics.jsonl`, without records that a resumed run has logged again.
 
     Each `before_run` or `rolled_back` line begins a new part of the run, and so does a smaller training step
-    in a file without such lines. Records of a later part replace those of earlier parts from its first step
-    on.
+    in a file without such lines. From its first step on, the records of a later part replace all records of
+    earlier parts.
 
     Raises:
         OSError: the file cannot be read.
@@ -138,6 +138,7 @@ def read_records(path: Path, is_chosen: Callable[[str, str], bool]) -> dict[tupl
 
 
 def _read(path: Path) -> _Reader:
+    """Read a whole `metrics.jsonl`; raise ValueError if JSONLWriter has written no line of it."""
     reader = _Reader()
     with path.open("rb") as file:
         while lines := file.readlines(BLOCK):

@@ -66,7 +66,7 @@ def attach(
 
     An iteration is an iteration of the engine. `trainer.outputs` is the engine's output if it is a mapping,
     and `{"loss": output}` if it is a number, or a tensor or array of one element. Numbers in
-    `engine.state.metrics` are logged at the end of each epoch, those of evaluators at the end of their runs.
+    `engine.state.metrics` are logged at the end of each epoch, and for evaluators at the end of their runs.
 
     Args:
         model: the module that hooks work on, such as `EMAHook`; handlers find it as `trainer.model`.

@@ -114,6 +114,7 @@ class EvaluatorHandlers:
             trainer.end_val_iter(outputs_of(evaluator.state.output), _batch_idx(evaluator))
 
     def _end(self, evaluator: Engine) -> None:
+        """Log the metrics of the run that ends, or end the validation or test with them."""
         mode, self._mode_of_present_run = self._mode_of_present_run, ""
         if not mode or (trainer := self._trainer) is None:
             return

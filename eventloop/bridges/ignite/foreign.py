@@ -136,7 +136,7 @@ class _Terminated(NamedTuple):
     def still_calls(self, event: Any, trainer_event: Any) -> bool:
         """Return whether ignite would still call the handlers of an event after `terminate()`.
 
-        ignite calls the other handlers of the same event, and those of the end of the run. Our trainer
+        ignite calls the other handlers of the same event, and the handlers of the run's end. Our trainer
         continues to the end of the iteration, and emits events on the way that ignite would not have.
         """
         if event == Events.COMPLETED and self.skip_completed:

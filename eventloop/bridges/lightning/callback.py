@@ -326,9 +326,9 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
         """End the validation with its metrics; end the run too unless it trains."""
         if trainer.sanity_checking or not self._running:
             return
-        before, now = self._metrics_before, trainer._logger_connector._callback_metrics
-        changed = {name: value for name, value in now.items() if value is not before.get(name)}
-        self._driven.end_val(read_numbers(changed))
+        former, present = self._metrics_before, trainer._logger_connector._callback_metrics
+        of_evaluation = {name: value for name, value in present.items() if value is not former.get(name)}
+        self._driven.end_val(read_numbers(of_evaluation))
         self._metrics_before = {}
         self._stop_host()
         if not self._trains:

@@ -151,6 +151,7 @@ class HostCosts:
         ]
 
     def _measure(self, owner: Any, method: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return a decorator, for `replaced`, that measures a method of a callback or logger."""
         row = self._row(f"{self._names.of(owner, type(owner).__name__)}.{method}", method)
 
         def measured(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -79,7 +79,7 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
         self._attachment.steer = partial(steer, methods=self._attachment.methods)
         self._trains = False  # whether the run trains, or only evaluates
         self._wrappers: list[Any] = []  # optim wrappers whose `backward` is measured
-        # the values in the message hub that an evaluation has put there, when the last one ended
+        # the values of evaluations in the message hub, as they were when the last evaluation ended
         self._hub_values: dict[str, Any] = {}
 
     # --- the run -------------------------------------------------------------------------------------------
@@ -256,13 +256,13 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
         """End the validation with its metrics and the numbers put into the message hub since the last one."""
         if not self._runs:
             return
-        before, self._hub_values = self._hub_values, _evaluation_values(runner)
-        changed = {
-            name: values for name, values in self._hub_values.items() if values is not before.get(name)
+        former, self._hub_values = self._hub_values, _evaluation_values(runner)
+        new_values = {
+            name: values for name, values in self._hub_values.items() if values is not former.get(name)
         }
         in_hub = {
             short: values[-1]
-            for name, values in changed.items()
+            for name, values in new_values.items()
             if values.size and (short := _without_prefix(self.trainer.mode, name))
         }
         self.trainer.end_val(read_numbers(in_hub | (metrics or {})))

@@ -81,7 +81,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         bus: an existing bus to emit events on.
         hooks, writers: as for `Trainer`. A hook that does a part of the host's loop is refused.
         work_dir: directory of the run's files; by default the host's `output_dir`.
-        measure: add a row to the costs for each method of each other callback of the host.
+        measure: measure the methods of the host's other callbacks, for a row each in the costs.
 
     Raises:
         TypeError, ValueError: an argument is invalid. The host's `Trainer(...)` and `add_callback` raise
@@ -308,8 +308,8 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         result = call()
         metrics = read_numbers(_without_epoch(result if mode == "val" else result.metrics or {}))
         trainer.end_val(metrics)
-        if extra := {name: value for name, value in self._logged.items() if name not in metrics}:
-            trainer.log(extra, mode=mode, step=trainer.iter)
+        if no_metrics := {name: value for name, value in self._logged.items() if name not in metrics}:
+            trainer.log(no_metrics, mode=mode, step=trainer.iter)
         if trainer.stops.edge():  # a collective: every rank evaluates
             trainer.native.control.should_training_stop = True
         return result

@@ -41,7 +41,7 @@ FLAGS = {
 """The flags of Transformers' `control` that have no effect in our trainer, each with the alternative."""
 
 NAMES = {"lr": "learning_rate"}
-"""The names of numbers that Transformers logs under another name than we do: ours, then theirs."""
+"""Our names of numbers that Transformers logs under another name, each with the name in Transformers."""
 
 LOGS = 95
 """The priority of `on_log`: after our logger, and before `on_train_end`."""
@@ -237,6 +237,8 @@ class OwnTrainer:
         return call
 
     def _evaluation_handler(self, callback: Any, method: str, prefix: str) -> Callable[[Any, Any], None]:
+        """Return a handler that calls a method with the metrics, whose names get a prefix such as "eval_"."""
+
         def call(trainer: Any, event: Any) -> None:
             metrics = {prefix + name: value for name, value in event.metrics.items()}
             self._call(callback, method, metrics={**metrics, "epoch": self.state.epoch})
@@ -262,7 +264,7 @@ class OwnTrainer:
             RuntimeError: the method has set a flag that has no effect here.
         """
         trainer = self._ours
-        before = {flag: getattr(self.control, flag) for flag in FLAGS}
+        was_set = {flag: getattr(self.control, flag) for flag in FLAGS}
         control = getattr(callback, method)(
             self._args_for(callback, method),
             self.state,
@@ -278,7 +280,7 @@ class OwnTrainer:
         self.control = self.control if control is None else control
         name = type(callback).__name__
         for flag, instead in FLAGS.items():
-            if getattr(self.control, flag) and not before[flag]:
+            if getattr(self.control, flag) and not was_set[flag]:
                 raise RuntimeError(
                     f"{name}.{method} of Transformers set control.{flag}, which has no effect here: use "
                     f"{instead}"

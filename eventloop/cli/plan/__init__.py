@@ -130,6 +130,7 @@ def _run_script(options: argparse.Namespace, plan_file: Path) -> tuple[int, Prog
 
 
 def _show_config(options: argparse.Namespace, plan_file: Path) -> int:
+    """Print the plan of a config; return the exit code."""
     from eventloop.bus.dry_run import ProgramPlan
     from eventloop.cli.plan.config import plan_config
 

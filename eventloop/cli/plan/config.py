@@ -80,6 +80,7 @@ def _describe(error: Exception, path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Return the values of a config by name, from a Python file or a document."""
     if path.suffix == ".py":
         return _mmengines(path) if _is_mmengines(path) else runpy.run_path(str(path), run_name="config")
     values = _document(path)
@@ -95,6 +96,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _document(path: Path) -> Any:
+    """Return the content of a JSON, TOML or YAML file."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         return json.loads(text)

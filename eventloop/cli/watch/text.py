@@ -74,6 +74,7 @@ def _named(name: str, text: str, style: Style = "") -> Line:
 
 
 def _head(view: RunView, width: int, *, plainly: bool) -> Iterator[Line]:
+    """Yield the lines of the run's name, state and progress; `plainly` draws the bar with "#"."""
     yield Line(view.run, "title")
     bad = view.state in ("hung", "killed") or view.error is not None
     for part in _wrapped(view.sentence, width, 0)[:4]:
@@ -97,6 +98,7 @@ def _notes(view: RunView, width: int, height: int | None) -> Iterator[Line]:
 
 
 def _progress(view: RunView) -> Iterator[str]:
+    """Yield the parts of the line of the progress, such as "iter 1,200/5,000"."""
     yield f"iter {_of(view.iter, view.max_iters)}"
     if view.epoch is not None and view.max_epochs is not None:
         yield f"epoch {_of(view.epoch, view.max_epochs)}"
@@ -181,6 +183,7 @@ def _details(view: RunView) -> Iterator[Line]:
 
 
 def _costs(view: RunView) -> Iterator[Line]:
+    """Yield the lines on the times of an iteration, waits, queues, a slow rank and advice."""
     if view.phases:
         step = sum(phase.seconds for phase in view.phases)
         shares = "  ".join(
@@ -215,6 +218,7 @@ def _queue(queue: QueueView) -> str:
 
 
 def _checkpoints(view: RunView) -> Iterator[Line]:
+    """Yield a line for the newest, the best and a few other checkpoints, and for saves under way."""
     marked = [checkpoint for checkpoint in view.checkpoints if checkpoint.newest or checkpoint.best]
     others = [checkpoint for checkpoint in view.checkpoints if checkpoint not in marked]
     newest_others = others[-(MOST - len(marked)) :] if len(marked) < MOST else []

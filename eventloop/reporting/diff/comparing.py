@@ -155,7 +155,7 @@ def _order(row: DiffRow) -> tuple[bool, bool, float]:
     with the largest differences.
     """
     in_one_run = row.verdict.startswith("only")
-    # differences below 1e-12 s are those of rounding: such rows keep their order
+    # times that are equal but for rounding, within 1e-12 s, do not change the order of rows
     return not in_one_run, in_one_run and row.kind == "outside", -round(abs(row.difference), 12)
 
 
