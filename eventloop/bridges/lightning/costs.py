@@ -252,7 +252,7 @@ class Row:
             return
         if self.in_iteration:
             costs.driven.clock.charge("hooks", seconds - charged)
-            if costs.under_way:
+            if costs.under_way:  # the outer action does not charge these seconds again
                 costs.under_way[-1][1] += seconds
         elif not costs.under_way:  # runs between two iterations, so it is no part of the next one's time
             costs.driven.clock.exclude(seconds - charged)
@@ -273,7 +273,7 @@ class Phase:
         seconds = perf_counter() - began
         if phase and costs.driven is not None and costs.in_training_epoch():
             costs.driven.clock.charge(phase, seconds - charged)
-        if costs.under_way:
+        if costs.under_way:  # the outer action does not charge these seconds again
             costs.under_way[-1][1] += seconds
 
 
