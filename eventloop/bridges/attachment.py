@@ -96,7 +96,8 @@ class Attachment:
         host: the engine's name, for errors.
         never: the events that this host cannot emit, each with the reason.
         bus, hooks, writers, work_dir, measure: arguments of the bridge.
-        followed: a function that is called with this attachment, and with that of each copy of the bridge.
+        followed: a function that is called with the new attachment. A copy of the bridge, which has an
+            attachment of its own, calls it again.
         steer: a function that is called with the new trainer, and replaces commands by those for this host.
 
     Raises:
@@ -183,7 +184,7 @@ class Attachment:
             training: False for a run that only evaluates.
 
         Raises:
-            ValueError: the model differs from that of the first run, and the bridge has hooks.
+            ValueError: the model is not the one of the first run, and the bridge has hooks.
         """
         trainer = self.trainer
         if trainer is None:
@@ -217,8 +218,9 @@ class Attachment:
         except WorkDirInUseError as error:
             _move_to_free_directory(trainer, error)
             trainer.begin_run(training=training)
-        for stepper in trainer.commands.steppers:
-            stepper.follow_factors()  # a loaded checkpoint may contain factors that commands have set
+        # the host may have loaded optimizers whose values an earlier `set`, such as `lr*=0.5`, multiplies
+        for schedules in trainer.commands.steppers:
+            schedules.follow_factors()
         return trainer
 
     def add_command(self, function: Callable[..., Any]) -> None:
@@ -252,7 +254,7 @@ class Attachment:
         self._announce(self.trainer, BeforeSaveCheckpoint, checkpoint)
         averaged = {"state_dict": checkpoint["state_dict"]} if average_checkpoint.KEY in checkpoint else {}
         saved = as_saved({"meta": {}, "hooks": checkpoint["hooks"]} | averaged)
-        if saved["meta"]:
+        if saved["meta"]:  # it says which of the hooks' tensors are NumPy arrays
             return saved
         return {key: value for key, value in saved.items() if key != "meta"}
 
@@ -319,7 +321,7 @@ class Attachment:
         return ending_run
 
     def end_unfinished_run(self) -> None:
-        """End the last run if it is still open, because another callback raised before the bridge's end."""
+        """End the last run if it is still open, as after an error that the host did not report."""
         if self.trainer is not None and self.trainer.running:
             logger.warning(
                 "%s begins a run, and the bridge has seen no end of the last one: it ends that one now",

@@ -163,7 +163,8 @@ class DrivenTrainer(Trainer):
         Raises:
             TypeError: a value is not a number.
         """
-        step = self.iter + (self.within == "iter") if step is None else step
+        if step is None:
+            step = self.iter + (self.within == "iter")  # the iteration under way counts as completed
         if mode == "train":
             scalars = {name_of_host(name): value for name, value in scalars.items()}
         numbers = {
@@ -174,6 +175,6 @@ class DrivenTrainer(Trainer):
         if tensors := {name: value for name, value in scalars.items() if name not in numbers}:
             logged = EventStorage(start_iter=step)
             logged.epoch, logged.mode = self.epoch, mode
-            logged.in_iteration = False  # the step is that of completed iterations
+            logged.in_iteration = False  # else the storage would add 1 for an iteration under way
             logged.put_scalars(tensors)
             self.bus.post(logged.collect(self.place), ScalarsLogged)

@@ -125,7 +125,7 @@ class Foreign(Hook):
         self._label = qualified_name.rsplit("<locals>.", 1)[-1]
         self.name = name or f"{self._label} ({self.system})"
         self._host: ForeignTrainer | None = None
-        self._first = True
+        self._first = True  # whether it is the first callback of its system in the trainer's hooks
 
     def check(self, trainer: Any) -> None:
         """Build the trainer object that the callback receives; callbacks of one system share it.
@@ -151,7 +151,7 @@ class Foreign(Hook):
         """Subscribe each method that the callback defines, each as a handler with a name of its own."""
         if self._host is None:
             raise RuntimeError(f"{self.name} belongs in hooks=[...] of a Trainer, which attaches it")
-        if self._first:
+        if self._first:  # all callbacks of the system share the counters
             for call in self._host.own_calls():
                 self._subscribe(bus, call, f"{call.method} ({self.system})", call.priority)
         for call in self._host.calls(self.callback):

@@ -101,7 +101,7 @@ class HostSchedules:
     def apply(self) -> None:
         """Multiply the optimizers' values by the factors, after the host has stepped its schedulers."""
         apply_factors(self._optimizers())
-        record_last_rates(self._schedulers())
+        record_last_rates(self._schedulers())  # for programs that read `scheduler.get_last_lr()`
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function of the host that steps schedulers, so that it runs while factors are removed."""

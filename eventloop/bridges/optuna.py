@@ -129,13 +129,16 @@ class OptunaPruningHook(Hook):
         if self._should_prune(score, step, together=trainer.world_size > 1):
             unit = "epoch" if trainer.by_epoch else "iteration"
             self._pruned = f"{self._monitor} is {score:g} at {unit} {step}"
-            trainer.during_run.push(lambda *ending: self._raise(trainer, *ending))
+            trainer.during_run.push(lambda *ending: self._raise(trainer, *ending))  # called at the run's end
             trainer.stop(f"pruned by Optuna: {self._pruned}")
 
     def _should_prune(self, score: float, step: int, *, together: bool) -> bool:
         """Report the score, and return the pruner's answer, which all ranks receive from rank 0.
 
         Rank 0 also sends its error, so that the other ranks do not wait for an answer forever.
+
+        Args:
+            together: whether the run has several ranks.
         """
         if not together:
             return self._report(score, step)

@@ -34,7 +34,7 @@ from eventloop.util.suggest import near, suggest
 from eventloop.util.terminal import OutputError, at_least_one
 
 MESSAGE_SECONDS = 0.2
-"""The longest wait, in seconds, for the message that Ctrl-C has ended the command to be printed."""
+"""How long, in seconds, a command that Ctrl-C ends waits until its last message is printed."""
 
 EXIT_CODES = """\
 exit codes: 0 done; 1 an error while training (with its traceback); 2 bad input, or the output cannot be
@@ -72,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    """Run `eventloop demo`; return its exit code, or raise an error of the training."""
     try:
         from eventloop.cli import demo  # here, because it imports torch, which --help does not need
 

@@ -108,8 +108,8 @@ def _check_not_empty(stock: Stock) -> None:
         raise ValueError(f"{run} is a checkpoint: give the directory that holds it, {run.resolve().parent}")
     if stock.found.paths or stock.files or stock.found.damaged or leftovers(run):
         return
-    inside = sorted(path.name for path in run.iterdir() if path.is_dir() and find_checkpoints(path))
-    hint = f": there are some in {', '.join(inside)}" if inside else ""
+    folders = sorted(path.name for path in run.iterdir() if path.is_dir() and find_checkpoints(path))
+    hint = f": there are some in {', '.join(folders)}" if folders else ""
     raise ValueError(f"{run} holds no checkpoint{hint}")
 
 
@@ -143,6 +143,8 @@ def _consolidate(options: argparse.Namespace, stock: Stock) -> int:
 def _chosen(name: str, stock: Stock) -> Path:
     """Return the path of the newest checkpoint ("auto"), the best ("best"), or the one with this name.
 
+    If the run keeps the best checkpoints of several metrics, the first metric decides.
+
     Raises:
         ValueError: there is no such checkpoint, or the name is a path.
     """
@@ -165,6 +167,7 @@ def _chosen(name: str, stock: Stock) -> Path:
 
 
 def _list(options: argparse.Namespace, stock: Stock) -> int:
+    """Print the checkpoints; return the exit code."""
     from eventloop.cli.listing_text import as_json, as_lines
 
     inventory = stock.inventory()

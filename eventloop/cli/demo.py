@@ -32,6 +32,7 @@ from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
 from eventloop.writers.jsonl import read_jsonl
 
 VALIDATION = 360
+"""The number of digits for the validation."""
 WORK_DIR = Path("runs/demo")
 EPOCHS = 10
 SEED = 0
@@ -215,8 +216,8 @@ def newest_run(path: Path) -> Path:
 
 def epochs_of(work_dir: Path) -> int | None:
     """Return the number of epochs of the run in a directory, from its newest checkpoint; None without one."""
-    found = scan(work_dir)
-    return next((found.manifests[path].max_epochs for path in found.newest_first()), None)
+    checkpoints = scan(work_dir)
+    return next((checkpoints.manifests[path].max_epochs for path in checkpoints.newest_first()), None)
 
 
 def check_epochs(trainer: Trainer, event: AfterLoadCheckpoint) -> None:
@@ -227,11 +228,11 @@ def check_epochs(trainer: Trainer, event: AfterLoadCheckpoint) -> None:
     Raises:
         ValueError: the numbers differ.
     """
-    planned, epochs = (trainer.checkpoint or {}).get("meta", {}).get("max_epochs"), trainer.max_epochs
-    if planned is not None and planned != epochs:
+    saved, epochs = (trainer.checkpoint or {}).get("meta", {}).get("max_epochs"), trainer.max_epochs
+    if saved is not None and saved != epochs:
         raise ValueError(
-            f"the run of {event.path} was begun with --epochs {planned}, and its learning rate schedule ends "
-            f"there: resume it with --epochs {planned}, got --epochs {epochs}"
+            f"the run of {event.path} was begun with --epochs {saved}, and its learning rate schedule ends "
+            f"there: resume it with --epochs {saved}, got --epochs {epochs}"
         )
 
 

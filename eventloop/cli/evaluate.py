@@ -75,6 +75,7 @@ class _InputError(Exception):
 
 
 def _check(options: argparse.Namespace) -> None:
+    """Refuse a run that does not exist, a bad choice of checkpoints, and a function that is not found."""
     from eventloop.sidecar.building import find_function
     from eventloop.sidecar.outstanding import ALL, BEST, NEWEST
 

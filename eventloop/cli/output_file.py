@@ -40,7 +40,7 @@ def write_output(option: str, out: str, data: bytes) -> bool:
     """Write the data to a path; return False if the reader of standard output has closed it.
 
     A file is replaced atomically, so that a reader finds either the old or the new one whole. A device such
-    as /dev/null is not replaced.
+    as /dev/null is written to.
 
     Raises:
         OSError: the file cannot be written.

@@ -24,7 +24,7 @@ from eventloop.util.formatting import on_a_line
 from eventloop.util.terminal import drop_output
 from eventloop.util.text import error_text
 
-if TYPE_CHECKING:  # not for --help
+if TYPE_CHECKING:  # slow imports, which --help does not need
     from eventloop.eventlog.redelivery import Delivery, UndeliveredLog
     from eventloop.eventlog.replay import ReplayReport
     from eventloop.eventlog.sinks import Sink

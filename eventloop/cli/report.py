@@ -165,6 +165,7 @@ def _check_diff(options: argparse.Namespace) -> float | None:
 
 
 def _percentage(text: str) -> float:
+    """Convert the argument of --fail-above; below 1 it needs a "%", because 0.05 may mean 5 %."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip(), re.ASCII)
     if match is None:
         raise ValueError(f"--fail-above must be a percentage such as 5%, got {text!r}")

@@ -79,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, bridge_options: RunOptions) -> int:
+    """Run the script with bridges, and print the summaries of its runs, also after an error."""
     from eventloop.autoattach.attacher import Attacher
     from eventloop.autoattach.hosts import attached
     from eventloop.autoattach.script import run_main
@@ -183,6 +184,7 @@ def _report(script: str, attacher: Any, *, succeeded: bool) -> None:
 
 
 def _advise(script: str, attacher: Any) -> None:
+    """Print how a script without a run of a supported engine gets a summary."""
     from eventloop.autoattach.written_loop import HAS_A_BRIDGE, HAS_A_TRAINER, advice
 
     if attacher.bridged:

@@ -154,6 +154,7 @@ def _split(command: str, words: Sequence[str]) -> tuple[list[str], dict[str, str
 
 
 def _print(answer: Answer, *, as_json: bool) -> None:
+    """Print an answer: the result to standard output, a warning or a refusal to standard error."""
     if as_json:
         import msgspec
 
@@ -187,6 +188,6 @@ def _seconds(text: str) -> float:
     number = 0.0
     with suppress(ValueError):
         number = float(text)
-    if not 0.0 < number < 1e9:
+    if not 0.0 < number < 1e9:  # Python refuses waits that are much longer
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
     return number

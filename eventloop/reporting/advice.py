@@ -156,7 +156,7 @@ def _dominant_handler(costs: RunCosts) -> HandlerCost | None:
 
 
 def _explains(read: DeviceRead | None, dominant: HandlerCost, costs: RunCosts) -> bool:
-    """Return whether a handler spends at least half of its time in these waits for the device."""
+    """Return whether waits to read metrics are at least half of the time of the dominant handler."""
     if read is None or read.name != dominant.name:
         return False
     return read.seconds >= own_seconds(dominant, costs.phases) / 2
@@ -167,7 +167,7 @@ def _options(cost: HandlerCost) -> str:
 
     Return "" for callbacks of other engines, whose options are not known here.
     """
-    if cost.event not in IN_ITERATION or cost.name.endswith(")"):
+    if cost.event not in IN_ITERATION or cost.name.endswith(")"):  # as in "Timer.on_step_end (lightning)"
         return ""
     return (
         " (every=, @on(every=...), or its interval), or, if it needs no trainer, in the background "
@@ -176,11 +176,16 @@ def _options(cost: HandlerCost) -> str:
 
 
 def _handler_advice(cost: HandlerCost, costs: RunCosts) -> Advice:
+    """Return the advice on a handler that takes much of the iterations' time.
+
+    If most of its calls do nothing, the line gives the time of a call that works, and how rare those are.
+    """
     seconds = own_seconds(cost, costs.phases)
     per_call = seconds / cost.calls
     calls = f"{duration(per_call)} in each call"
     most_calls_do_nothing = cost.times.max and cost.times.p50 < per_call / 10
     if most_calls_do_nothing:
+        # the p99 is the time of an idle call if fewer than 1 of 100 calls work
         busy_seconds = cost.times.p99 if cost.times.p99 > cost.times.max / 10 else cost.times.max
         busy_calls = max(1, round(seconds / busy_seconds))
         calls = f"{duration(busy_seconds)} in 1 of {round(cost.calls / busy_calls)} calls"
@@ -198,6 +203,7 @@ def _longest_read(costs: RunCosts) -> DeviceRead | None:
 
 
 def _read_advice(read: DeviceRead, costs: RunCosts) -> Advice:
+    """Return the advice on a function that waits for the device to read metrics."""
     iterations = costs.phases.iterations
     often = f"{max(1, round(read.calls / iterations)):,} times an iteration"
     if read.calls < 1.5 * iterations:
@@ -216,7 +222,7 @@ def _slow_iterations(costs: RunCosts, dominant: HandlerCost | None) -> Advice | 
     """Return the advice on rare long iterations, unless the dominant handler or a wait explains them."""
     times = costs.iteration
     excess = times.p99 - times.p50
-    lost = excess * times.samples / 100
+    lost = excess * times.samples / 100  # 1 of 100 iterations takes that much longer than the median one
     is_small = times.p99 < TAIL * times.p50 or lost < TAIL_SHARE * costs.phases.wall
     if times.samples < TAIL_SAMPLES or is_small:
         return None
@@ -225,7 +231,7 @@ def _slow_iterations(costs: RunCosts, dominant: HandlerCost | None) -> Advice | 
     has_long_wait = longest_wait(costs, "iterations") > excess / 2
     if has_long_wait and seconds_waited(costs, place="iterations") > lost / 2:
         return None
-    # a handler with a single long call cannot be the cause of 1 slow iteration in 100
+    # a cause takes its longest time in at least half of these slow iterations, so a single long call is none
     often = [
         cost
         for cost in costs.handlers
@@ -242,6 +248,7 @@ def _slow_iterations(costs: RunCosts, dominant: HandlerCost | None) -> Advice | 
 
 
 def _slow_first_iterations(costs: RunCosts) -> Advice | None:
+    """Return the advice on a run whose first point of the trend is much slower than the median iteration."""
     walls = trend(costs, "wall")
     if len(walls) < LEAST_POINTS:
         return None
@@ -259,12 +266,13 @@ def _slow_first_iterations(costs: RunCosts) -> Advice | None:
 
 
 def _slow_subscriber(costs: RunCosts) -> Advice | None:
-    """Return the advice on the background subscriber that is furthest behind; None if no one is behind.
+    """Return the advice on the background subscriber that is furthest behind, or None.
 
-    Its dropped events count, and those still in its queue at the end of the run. In a run under way, those
-    in its spill file count instead.
+    A subscriber is behind by the events that it has dropped, and by those in its queue. In a run under way
+    only queued events in its spill file count, because the others may be delivered soon. A subscriber that
+    has ended with an error is left out, because more speed would not help it.
     """
-    behind = []
+    behind = []  # (events that are dropped or queued, events that are queued, subscriber)
     for subscriber in costs.subscribers:
         queued = subscriber.queued if costs.complete else min(subscriber.queued, subscriber.spilled)
         if subscriber.dropped + queued and not subscriber.error:
@@ -305,8 +313,8 @@ def _waits(costs: RunCosts) -> list[Advice | None]:
 def _rank_waits(records: Sequence[RunCosts]) -> Advice | None:
     """Return the advice on the waits of ranks for each other; None if even the longest wait is short.
 
-    The advice gives the seconds of the rank that waited longest. If another rank waited less than half as
-    long, the rank that waited least is named as the one that came last.
+    The advice gives the seconds of the rank that waited longest. The rank that waited least came last: it is
+    named if it waited less than half as long.
 
     Args:
         records: the costs of the ranks that have a record.
@@ -325,12 +333,18 @@ def _rank_waits(records: Sequence[RunCosts]) -> Advice | None:
 
 
 def _wait(costs: RunCosts, cause: Cause, text: str, on: str = "") -> Advice:
+    """Return the advice on the waits of one cause.
+
+    Args:
+        text: the end of the line: the longest wait, and a remedy.
+        on: the rank that waited, such as "rank 1 "; "" without ranks.
+    """
     problem = f"{WAITING[cause]} took {on}{wait_text(costs, cause, run_seconds(costs))}"
     return Advice(seconds_waited(costs, cause), f"{problem}; {text}")
 
 
 def _longest(costs: RunCosts, cause: Cause) -> str:
-    """Return the name, among the waits of a cause, with the most seconds in all, followed by the seconds."""
+    """Return the name with the longest waits of a cause, with their seconds: "JSONLWriter (1.2 s)"."""
     seconds: dict[str, float] = {}
     for wait in costs.waits:
         if wait.cause == cause:

@@ -1,6 +1,6 @@
 """Collect facts on a run: options, machine and versions from `run.json`, scores, checkpoints, logged texts.
 
-The text and the page of a report show them below those of `facts`.
+The text and the page of a report show them below the facts of `facts`, which are on times and lost events.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def record_facts(record: RunRecord | None) -> list[Fact]:
 
 
 def _record_facts(record: RunRecord) -> Iterator[Fact]:
+    """Yield the facts of `run.json`: begin, model, device, versions, commit and options."""
     yield Fact("begun", _begins(record.begins))
     frozen = record.parameters - record.trainable
     trained = f", {frozen:,} of them frozen" if frozen else ""
@@ -120,11 +121,11 @@ def _score(score: Score) -> str:
 
 def _checkpoints(checkpoints: Sequence[Item]) -> str:
     """Return the number of checkpoints, and the names of the newest and best ones."""
-    parts = [f"{len(checkpoints):,}"]
+    texts = [f"{len(checkpoints):,}"]
     for checkpoint in checkpoints:
         marks = ["newest"] if checkpoint.newest else []
         marks += [f"best {metric}" for metric in checkpoint.best_now]
         if marks:
             at = "" if checkpoint.iter is None else f" of iteration {checkpoint.iter:,}"
-            parts.append(f"{checkpoint.name}{at} ({', '.join(marks)})")
-    return ", ".join(parts)
+            texts.append(f"{checkpoint.name}{at} ({', '.join(marks)})")
+    return ", ".join(texts)

@@ -45,13 +45,13 @@ RUNS_FIRST = ("a second", "p50", "p99", "hooks", "data", "state", "not delivered
 
 
 class Measured(NamedTuple):
-    """Hold one number of one run, with the factors that make a share of the run of it."""
+    """Hold one number of one run, and how much of the run's time it stands for."""
 
     value: float
     weight: float = 0.0
-    """The factor by which the value becomes seconds of the run: for the mean time of a call, the calls."""
+    """The number of times that the run took `value` seconds, such as the calls of a handler."""
     whole: float = 0.0
-    """The duration in seconds with which a difference is compared."""
+    """The seconds of all iterations, or of the run, of which `value * weight` is a part."""
 
 
 class Row(NamedTuple):
@@ -73,11 +73,14 @@ class Row(NamedTuple):
 
     @property
     def matters(self) -> bool:
-        """True if the difference between a run and the first one takes at least 1 % of the run."""
+        """True if the time of this quantity in a run and in the first run differs by 1 % of the whole run."""
         return any(map(self._matters, self.values[1:]))
 
     def ratio(self, run: int) -> str:
-        """Return the ratio of a run to the first one; "≈" if it is about 1, "-" if a value is missing."""
+        """Return the ratio of a run's value to that of the first run, such as "1.50×".
+
+        It is "≈" if the difference takes less than 1 % of the run, and "-" if a run has no value.
+        """
         first, other = self.values[0], self.values[run]
         if first is None or other is None or not first.value:
             return ABSENT
@@ -88,7 +91,7 @@ class Row(NamedTuple):
         return bool(seconds) and seconds >= MATTERS * whole
 
     def _difference(self, other: Measured | None) -> tuple[float, float]:
-        """Return the seconds by which a run differs from the first, and the duration to compare them with.
+        """Return by how many seconds a run differs from the first one in all, and the seconds of the run.
 
         If only one of the two runs has the quantity, its whole time is the difference.
         """
@@ -101,18 +104,22 @@ class Row(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Hold the rows on one subject, such as handlers, with a title and a function that formats a value."""
+    """Hold the rows on one subject, such as handlers, from which a table is made."""
 
     title: str
     what: str
     """The head of the column with the names of the rows."""
     rows: list[Row]
     text: Callable[[Any], str]
+    """Formats a value."""
     ratios: bool = True
     """Whether the values are times, so that ratios are shown."""
 
     def table(self, names: Sequence[str]) -> Table:
-        """Return the values as a table with a column for each run; the best and the worst are marked."""
+        """Return the values as a table with a column for each run.
+
+        In rows with a difference that matters, the best and the worst value are marked.
+        """
         rows: list[list[str]] = []
         marks: dict[tuple[int, int], str] = {}
         below: dict[tuple[int, int], str] = {}
@@ -274,10 +281,12 @@ def _not_zero(runs: Sequence[Values]) -> list[Row]:
 
 
 def _sorted(runs: Sequence[Values]) -> list[Row]:
+    """Return the rows: first those that a run lacks, then those with the largest differences in seconds."""
     return sorted(_rows(runs), key=lambda row: (not row.only, -row.seconds))
 
 
 def _an_iteration(costs: RunCosts, seconds: float) -> Measured:
+    """Return seconds per iteration as a number of the run that can be compared."""
     return Measured(seconds, costs.phases.iterations, costs.phases.wall)
 
 

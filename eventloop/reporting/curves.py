@@ -1,6 +1,6 @@
 """Read the curves of a run from its `metrics.jsonl`, and reduce each to a bounded number of points.
 
-The file is read once. Until then, the records of a curve are two arrays of numbers, 16 bytes for each record.
+The file is read once. Meanwhile the records of a curve are two arrays of numbers, 16 bytes for each record.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RunLog(msgspec.Struct, kw_only=True):
     """Hold the content of a run's `metrics.jsonl`: curves, resumes, texts, and how the run ended."""
 
     whole: int = 0
-    """The number of complete lines in the file."""
+    """The number of complete lines that JSONLWriter has written."""
     curves: list[Curve] = []
     """The curves, in the order of their first records."""
     resumed_at: list[int] = []
@@ -101,7 +101,7 @@ class RunLog(msgspec.Struct, kw_only=True):
     None if the call has not ended, or if its end was not logged.
     """
     begun_again: bool = False
-    """Whether another call has begun since one has ended, and has no end: it runs or was killed."""
+    """Whether a later call of `train`, `val` or `test` has begun and not ended: it runs or was killed."""
     info: dict[str, str] = {}
     """The facts of the `run_info` events, by name."""
     texts: list[TextLine] = []
@@ -112,8 +112,8 @@ def read_curves(path: Path) -> RunLog:
     """Read the curves of a `metrics.jsonl`, without records that a resumed run has logged again.
 
     Each `before_run` or `rolled_back` line begins a new part of the run, and so does a smaller training step
-    in a file without such lines. Records of a later part replace those of earlier parts from its first step
-    on.
+    in a file without such lines. From its first step on, the records of a later part replace all records of
+    earlier parts.
 
     Raises:
         OSError: the file cannot be read.
@@ -138,6 +138,7 @@ def read_records(path: Path, is_chosen: Callable[[str, str], bool]) -> dict[tupl
 
 
 def _read(path: Path) -> _Reader:
+    """Read a whole `metrics.jsonl`; raise ValueError if JSONLWriter has written no line of it."""
     reader = _Reader()
     with path.open("rb") as file:
         while lines := file.readlines(BLOCK):
@@ -153,7 +154,10 @@ def _read(path: Path) -> _Reader:
 
 
 class _Records:
-    """Collect the records of one curve, in the order of the file."""
+    """Collect the records of one curve, in the order of the file.
+
+    A part of the run lasts until a resume or rollback, after which records may have smaller steps.
+    """
 
     def __init__(self) -> None:
         self.steps, self.values = array("q"), array("d")
@@ -164,7 +168,7 @@ class _Records:
         """Return the steps and values of the records that no later part of the run has replaced.
 
         Args:
-            limits: for each part, the least step at which a later part begins.
+            limits: for each part, the least number of completed iterations at which a later part begins.
         """
         steps, values = np.array(self.steps, np.int64), np.array(self.values, np.float64)
         is_latest = np.ones(len(steps), bool)
@@ -213,6 +217,7 @@ class _Reader:
 
     def records(self) -> Iterator[tuple[str, str, Recorded]]:
         """Yield the mode, the name and the records of each curve, and remove the curve from this object."""
+        # for each part the least start of the parts after it: minima of the starts, from the last one on
         limits = [*accumulate([math.inf, *self._starts[:0:-1]], min)][::-1]
         for mode, key in [*self._curves]:
             records = self._curves.pop((mode, key))
@@ -236,10 +241,11 @@ class _Reader:
             return None
 
     def _read_scalars(self, mode: str, step: int, row: Row) -> None:
+        """Add the numbers of a row to their curves; begin a new part if a step shows a resume."""
         self._log.whole += 1
         if mode == "train" and self._last_trained is not None:
             if step < self._last_trained:
-                self._begin_part(step - 1)
+                self._begin_part(step - 1)  # a training step counts the iteration that has just ended
             self._last_trained = step
         self._furthest = max(self._furthest, step)
         part = len(self._starts) - 1
@@ -255,6 +261,7 @@ class _Reader:
                 records.values.append(number)
 
     def _begin_part(self, start: int) -> None:
+        """Begin a part of the run after `start` completed iterations, as after a resume or rollback."""
         if start < self._furthest:
             self._log.resumed_at.append(start)
         self._starts.append(start)

@@ -27,9 +27,9 @@ OUTSIDE_HANDLERS = "(outside of handlers)"
 _OUTERMOST = frozenset({"before_train_iter", "after_train_iter"})
 """The events of an iteration that the trainer emits outside of any handler.
 
-Other events are emitted within a handler, as `after_backward` is by the optimizer hook, so that the time of
-that handler includes the time of theirs. Callbacks of other engines, whose events are not in `IN_ITERATION`,
-are also called outside of any handler.
+Other events are emitted within a handler, as `after_backward` is by the optimizer hook, so the optimizer
+hook's time includes the time of the handlers of `after_backward`. Callbacks of other engines, whose events
+are not in `IN_ITERATION`, are also called outside of any handler.
 """
 NEGLIGIBLE = 0.02
 """Times below this share of the run, or of the hooks phase, are not shown as a part of their own."""
@@ -174,8 +174,8 @@ def outside_handlers(costs: Sequence[HandlerCost], phases: Phases) -> float:
 
     The time of a handler that runs other phases, as the optimizer hook runs "backward", includes these
     phases, which are no part of the hooks phase: they are subtracted. The handlers of events that such a
-    handler emits, such as `after_backward`, are not added, because the time of the emitting handler includes
-    theirs.
+    handler emits, such as `after_backward`, are not added, because the emitting handler's time includes their
+    times.
     """
     outermost = [
         cost
@@ -184,5 +184,5 @@ def outside_handlers(costs: Sequence[HandlerCost], phases: Phases) -> float:
     ]
     handlers = sum(cost.seconds for cost in outermost)
     included_phases = {phase for cost in costs for phase in cost.includes}
-    rest = phases.hooks - (handlers - sum(getattr(phases, phase) for phase in included_phases))
-    return rest if rest > NEGLIGIBLE * phases.hooks else 0.0
+    outside = phases.hooks - (handlers - sum(getattr(phases, phase) for phase in included_phases))
+    return outside if outside > NEGLIGIBLE * phases.hooks else 0.0

@@ -33,6 +33,7 @@ def scores_of(curves: Sequence[Curve]) -> list[Score]:
 
 
 def _score(curve: Curve) -> Score:
+    """Return the last score of a metric, and the best one if its name shows whether greater is better."""
     best, step = None, None
     with suppress(ValueError):  # the name does not show whether greater is better
         if infer_rule(curve.name) == "greater":

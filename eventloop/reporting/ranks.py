@@ -51,6 +51,7 @@ def read_ranks(run: Path, first: RunCosts | None) -> tuple[list[RunCosts], list[
 
 
 def _missing_note(missing: Sequence[int], world_size: int) -> str:
+    """Return the sentence on ranks without a record."""
     names = ", ".join(str(rank) for rank in missing[:NAMES])
     more = f" and {len(missing) - NAMES} more" if len(missing) > NAMES else ""
     file = costs_path(Path(), missing[0])

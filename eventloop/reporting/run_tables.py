@@ -20,9 +20,9 @@ from eventloop.reporting.waits import PLACES, run_seconds
 from eventloop.util.formatting import ABSENT, duration, on_a_line, share, three_digits, value_text
 
 MATTERS = 0.01
-"""Handlers below this share of a run share a row, and for differences below it no ratio is shown."""
+"""Handlers below this part of a run are added up in one row, and differences below it have no ratio."""
 BUILT_IN = 0.05
-"""eventloop's own handlers share a row if they are below this share of the iterations."""
+"""eventloop's own handlers are added up in one row if they take less than this part of the iterations."""
 ALL_RANKS = 8
 """Each rank has a column in runs of at most this many ranks."""
 IN_IT = " in it)"
@@ -263,11 +263,11 @@ def fold(costs: RunCosts, *, inside: bool) -> Folded:
     Args:
         inside: True for the handlers called in iterations, False for all others.
     """
-    whole = costs.phases.wall if inside else run_seconds(costs)
+    total_seconds = costs.phases.wall if inside else run_seconds(costs)
     folded = Folded([], [], [])
     for cost in called_handlers(costs, inside=inside):
         least = BUILT_IN if cost.built_in else MATTERS
-        if cost.over_budget or own_seconds(cost, costs.phases) >= least * whole:
+        if cost.over_budget or own_seconds(cost, costs.phases) >= least * total_seconds:
             folded.shown.append(cost)
         elif cost.built_in:
             folded.built_in.append(cost)
@@ -315,8 +315,8 @@ def handlers_table(
     guessed = GUESSED if any(handler.estimated for handler in shown) else ""
     note = "\n".join(filter(None, [MEANS, guessed, never_called(costs)]))
     table = table._replace(note=note, first=INSIDE_FIRST)
-    if (rest := outside_handlers(costs.handlers, phases)) > least * phases.wall:
-        row = _sum_row(table, OUTSIDE_HANDLERS, rest, phases)
+    if (seconds := outside_handlers(costs.handlers, phases)) > least * phases.wall:
+        row = _sum_row(table, OUTSIDE_HANDLERS, seconds, phases)
         table = table._replace(rows=[row, *table.rows], bad=frozenset(i + 1 for i in table.bad))
     return table
 

@@ -42,6 +42,14 @@ LINES = 25
 """The largest number of lines of the whole output, except with `--all`."""
 BUSY = 0.5
 """A background subscriber has a row if it is busy for at least this share of the run."""
+LARGE = 0.1
+"""If not all lines fit, only phases of at least this share of the iterations have rows."""
+LEAST_HEAD, LEAST_TABLE = 11, 3
+"""The lines of a report's head, and of each table, that are shown even if not all lines fit.
+
+The head has a title, three pieces of advice of at most three lines, and the duration of the run. A table has
+a header and its two first rows. A head and four tables of these sizes fit in `LINES`.
+"""
 HINT = "  (--all shows every table)"
 RATIO = 6
 """The width of a ratio, in characters."""
@@ -118,21 +126,25 @@ def _run(report: Report, name: str, width: int, blocks: str) -> str:
     head = _title_and_advice(report, name, width)
     for fact in shown:
         head += paragraph(fact.name.ljust(label), fact.value, width)
-    for fact in begun:
-        head += paragraph(fact.name.ljust(label), fact.value, width, 1)
     for note in report.notes[:2]:
         head += paragraph("", note, width)
-    costs, last = report.costs, _scalars(report, width, label)
+    for fact in begun:  # last, because the end of a long head is cut
+        head += paragraph(fact.name.ljust(label), fact.value, width, 1)
+    costs, scalars = report.costs, _scalars(report, width, label)
     if costs is None:
-        return _fit_lines(lambda _: [head, last])
-    ranks, phases = ranks_table(report), phases_table(costs, MATTERS)
-    table = ranks if ranks.rows else phases
-    steps = fitted(table, width, blocks) if table.rows else []
-    rest = [*subscriber_lines(costs, width), *last]
-    return _fit_lines(lambda rows: [head, steps, handler_lines(costs, width, rows), rest])
+        return _fit_lines(lambda _: [head, scalars])
+    ranks, foot = ranks_table(report), [*subscriber_lines(costs, width), *scalars]
+
+    def blocks_of(rows: int) -> Blocks:
+        table = ranks if ranks.rows else phases_table(costs, MATTERS if rows else LARGE)
+        steps = fitted(table, width, blocks) if table.rows else []
+        return [head, steps, handler_lines(costs, width, max(1, rows)), foot]
+
+    return _fit_lines(blocks_of)
 
 
 def _title_and_advice(report: Report, name: str, width: int) -> list[str]:
+    """Draw the run's name and state on one line, and each advice on at most three."""
     title = on_a_line(f"Run {name}: {state(report)}", width)
     lines = [title + HINT if len(title + HINT) <= width else title]
     for line in report.advice:
@@ -177,6 +189,7 @@ def subscriber_lines(costs: RunCosts, width: int) -> list[str]:
 
 
 def _is_notable(subscriber: SubscriberCost, costs: RunCosts) -> bool:
+    """Return whether a subscriber lost events, was over its budget, or was busy for much of the run."""
     busy = bool(costs.seconds) and subscriber.seconds >= BUSY * costs.seconds
     return lossy(subscriber, costs) or subscriber.over_budget or busy
 
@@ -207,7 +220,8 @@ def _runs(reports: Sequence[Report], names: Sequence[str], width: int, blocks: s
             advice += paragraph("-> ", f"{name}: {line}", width)
 
     def blocks_of(rows: int) -> Blocks:
-        most = rows + 2
+        rows = max(1, rows)
+        most = rows + 2  # runs that are shown, also where only one difference is
         table = fitted(runs._replace(rows=runs.rows[:most], lines=lines[:most]), width, blocks)
         more = [f"{len(names) - most:,} more runs: --all shows them"] if len(names) > most else []
         return [[*table, *more], advice, _differences(differences, names, width, rows)]
@@ -244,15 +258,38 @@ def _difference(row: Row, run: int) -> str:
 def _fit_lines(blocks_of: Callable[[int], Blocks]) -> str:
     """Join blocks of lines to at most 25 lines, with as many rows in their tables as fit.
 
-    If they do not fit even with one row, remove empty lines, from the end on, and then cut the rest.
+    If they fit with one row only without empty lines, remove empty lines, from the end on. If they do not fit
+    at all, cut the blocks.
 
     Args:
-        blocks_of: returns the blocks whose tables have at most a number of rows.
+        blocks_of: returns the blocks whose tables have at most a number of rows. For 0 it returns the most
+            important lines, of which some may be cut.
     """
     for rows in range(12, 0, -1):
-        lines = "\n\n".join("\n".join(block) for block in blocks_of(rows) if block).split("\n")
-        if sum(map(bool, lines)) + 2 <= LINES:  # all lines with text fit, and two empty ones
+        lines = _joined(blocks_of(rows))
+        text_lines = sum(map(bool, lines))
+        if text_lines + 2 <= LINES:  # all lines with text fit, and two empty ones
             break
-    while len(lines) > LINES and "" in lines:
+    if text_lines > LINES:
+        lines = [*_cut(_joined(blocks_of(0)), LINES - 1), "--all shows the rest"]
+    while len(lines) > LINES:
         del lines[len(lines) - 1 - lines[::-1].index("")]
-    return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "--all shows the rest"])
+    return "\n".join(lines)
+
+
+def _joined(blocks: Blocks) -> list[str]:
+    return "\n\n".join("\n".join(block) for block in blocks if block).split("\n")
+
+
+def _cut(lines: Sequence[str], most: int) -> list[str]:
+    """Return at most `most` of the lines, without empty ones, which divide the lines into blocks.
+
+    Each block loses lines at its end: the first one keeps at least `LEAST_HEAD`, and each other one at least
+    `LEAST_TABLE`, as far as `most` allows it. The block with the most lines beyond these is cut first.
+    """
+    blocks = [block.split("\n") for block in "\n".join(lines).split("\n\n")]
+    least = [LEAST_HEAD, *(LEAST_TABLE for _ in blocks[1:])]
+    while sum(map(len, blocks)) > most:
+        longest = max(range(len(blocks)), key=lambda number: len(blocks[number]) - least[number])
+        blocks[longest].pop()
+    return [line for block in blocks for line in block]

@@ -15,7 +15,12 @@ PLACES: dict[Place, str] = {
 
 
 def seconds_waited(costs: RunCosts, cause: Cause | None = None, place: Place | None = None) -> float:
-    """Return the seconds of all waits of a cause in one part of the run; None stands for all of either."""
+    """Return the seconds of all waits of a cause in one part of the run.
+
+    Args:
+        cause: the cause; None for all causes.
+        place: the part of the run; None for the whole run.
+    """
     return sum(w.seconds for w in costs.waits if cause in (None, w.cause) and place in (None, w.place))
 
 
@@ -31,10 +36,12 @@ def wait_text(costs: RunCosts, cause: Cause, whole: float) -> str:
         whole: the seconds of the run; 0.0 if they are unknown.
     """
     by_place = {place: seconds_waited(costs, cause, place) for place in PLACES}
-    parts = ", ".join(f"{duration(part)} {PLACES[place]}" for place, part in by_place.items() if part)
-    seconds = seconds_waited(costs, cause)
-    of_run = f", {share(seconds, whole)} of the run" if whole else ""
-    return f"{duration(seconds)}{of_run}: {parts}"
+    places = ", ".join(
+        f"{duration(seconds)} {PLACES[place]}" for place, seconds in by_place.items() if seconds
+    )
+    in_all = seconds_waited(costs, cause)
+    of_run = f", {share(in_all, whole)} of the run" if whole else ""
+    return f"{duration(in_all)}{of_run}: {places}"
 
 
 def longest_wait(costs: RunCosts, place: Place) -> float:

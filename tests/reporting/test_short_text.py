@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eventloop.costs.records import HandlerCost, RunCosts, Times, write_costs
+from eventloop.costs.records import HandlerCost, RunCosts, Times, WaitCost, write_costs
 from eventloop.reporting.comparison import compared_by_time, extremes, runs_table
 from eventloop.reporting.facts import OUTSIDE_HANDLERS
 from eventloop.reporting.report import Report, load_report
@@ -36,13 +36,21 @@ def of(name: str, share: float, **changes: Any) -> HandlerCost:
     return handler(name, seconds=share * WALL, share=share, **changes)
 
 
-def troubled(run: Path, name: str = "slow") -> Path:
+WAITS = [
+    WaitCost("checkpoint", "between", "CheckpointHook", 9, 1.0, 0.5),
+    WaitCost("background", "evaluations", "JSONLWriter", 9, 1.0, 0.5),
+]
+"""Two causes of waits: a line of advice and a fact each."""
+
+
+def troubled(run: Path, name: str = "slow", **changes: Any) -> Path:
     """A run with more of everything than fits: long names, three lines of advice, notes, losses, NaN."""
     path = run / f"a_run_with_quite_a_long_name_of_{name}"
     long = [of(f"{name}_handler_with_a_very_long_name_number_{i}", 0.2, calls=100) for i in range(20)]
     rest = [outside(f"{'Very' * 20}Long{i}.after_val_epoch", seconds=3.0) for i in range(20)]
     rows = [subscriber(f"{'Writer' * 9}{i}", dropped=5, error="it failed " * 30) for i in range(9)]
-    make_run(path, handlers=[*long, *rest], subscribers=rows, seconds=9.0, outcome="error: " + "no " * 99)
+    fields = {"subscribers": rows, "seconds": 9.0, "outcome": "error: " + "no " * 99, **changes}
+    make_run(path, handlers=[*long, *rest], **fields)
     many = {f"{name}_metric_{i}": "NaN" for i in range(30)}
     write_lines(path, *TRAINED[:-1], scalars(999, **many), begins(50), torn=b"{")
     return path
@@ -62,6 +70,25 @@ def test_every_line_fits_and_there_are_25_at_most(width: int, number: int, tmp_p
 
     assert max(map(len, lines)) <= width
     assert 10 < len(lines) <= LINES
+
+
+@pytest.mark.parametrize("waits", [[], WAITS], ids=["", "waits"])
+def test_each_table_has_its_first_rows_whatever_does_not_fit(waits: list[WaitCost], tmp_path: Path) -> None:
+    """The times of a run decide how many lines of advice and facts there are, not whether it has tables."""
+    lines = as_text([load_report(troubled(tmp_path, waits=waits))], width=80).splitlines()
+
+    begins = ("-> ", "took ", "phase ", "forward ", "handler ", "slow_handler_wit", "subscriber ", "! Writer")
+    assert [begin for begin in begins if not any(line.startswith(begin) for line in lines)] == []
+    assert (len(lines), lines[-1]) == (LINES, "--all shows the rest")
+
+
+def test_many_runs_leave_lines_for_the_differences(tmp_path: Path) -> None:
+    """The advice on 30 runs is cut."""
+    reports = [load_report(troubled(tmp_path, f"run{i}")) for i in range(30)]
+
+    lines = as_text(reports, width=80).splitlines()
+
+    assert any(line.startswith("what differs ") for line in lines)
 
 
 def test_a_wider_terminal_shows_more_columns(

@@ -66,7 +66,7 @@ def attach(
 
     An iteration is an iteration of the engine. `trainer.outputs` is the engine's output if it is a mapping,
     and `{"loss": output}` if it is a number, or a tensor or array of one element. Numbers in
-    `engine.state.metrics` are logged at the end of each epoch, those of evaluators at the end of their runs.
+    `engine.state.metrics` are logged at the end of each epoch, and for evaluators at the end of their runs.
 
     Args:
         model: the module that hooks work on, such as `EMAHook`; handlers find it as `trainer.model`.
@@ -259,6 +259,7 @@ class Bridge:
         return run_with_bridge
 
     def _end(self, engine: Engine) -> None:
+        """End our trainer's run; its reason is the call that ended the engine's run early, if one did."""
         if self._in_run() and self._trainer.stop_reason is None:
             self._trainer.stop_reason = _reason(engine)
         self.attachment.end_run()
@@ -266,7 +267,7 @@ class Bridge:
     def _exit_run(self, engine: Engine) -> None:
         """End the run under way, because a handler calls `engine.run` again within it."""
         self._during.close()
-        if engine.last_event_name == Events.COMPLETED:
+        if engine.last_event_name == Events.COMPLETED:  # one of its handlers has called `engine.run`
             self._end(engine)
         else:
             self.attachment.end_unfinished_run()
@@ -335,14 +336,15 @@ class Bridge:
                 if (evaluator := reference()) is not None:
                     self._during.enter_context(measuring(evaluator, calls, self._names))
 
-    def _ensure_run(self, engine: Engine, iteration: int) -> bool:
+    def _ensure_run(self, engine: Engine, completed_iterations: int) -> bool:
         """Ensure that our trainer's run has begun; return False outside of `engine.run`.
 
         ignite continues an interrupted run without firing `STARTED`, so the run is begun here. A program may
         fire the engine's events itself, outside of `engine.run`, and then there is no run.
         """
         if self._called and not self._in_run():
-            self._begin_run(engine, iteration, max(engine.state.epoch - 1, 0))
+            completed_epochs = max(engine.state.epoch - 1, 0)  # ignite counts the interrupted epoch, too
+            self._begin_run(engine, completed_iterations, completed_epochs)
         return self._in_run()
 
     def _begin_epoch(self, engine: Engine) -> None:

@@ -82,14 +82,15 @@ class EvaluatorHandlers:
         )
         return mode
 
-    def _warn_once(self, mode: str, what: str) -> None:
+    def _warn_once(self, mode: str, how: str) -> None:
+        """Warn that a run is no validation; `how` says how the evaluator ran, such as "2 times at step 5"."""
         if mode not in self._warned_modes:
             self._warned_modes.add(mode)
             logger.warning(
                 "the evaluator of %r ran %s: these metrics are logged under the mode %r, without the events "
                 "of a validation; attach(evaluators={...}) with one evaluator for each data set names them",
                 self._mode,
-                what,
+                how,
                 mode,
             )
 
@@ -113,6 +114,7 @@ class EvaluatorHandlers:
             trainer.end_val_iter(outputs_of(evaluator.state.output), _batch_idx(evaluator))
 
     def _end(self, evaluator: Engine) -> None:
+        """Log the metrics of the run that ends, or end the validation or test with them."""
         mode, self._mode_of_present_run = self._mode_of_present_run, ""
         if not mode or (trainer := self._trainer) is None:
             return
@@ -124,7 +126,8 @@ class EvaluatorHandlers:
         elif trainer.mode == mode:
             trainer.end_val(read_numbers(evaluator.state.metrics))
             if trainer.stopping and (engine := self._engine()) is not None:
-                engine.terminate()  # several ranks agree at a later iteration, as only some may evaluate
+                # of several ranks perhaps only some evaluate, so these agree on a stop at a later iteration
+                engine.terminate()
 
 
 def outputs_of(output: Any) -> Any:

@@ -136,7 +136,7 @@ class _Terminated(NamedTuple):
     def still_calls(self, event: Any, trainer_event: Any) -> bool:
         """Return whether ignite would still call the handlers of an event after `terminate()`.
 
-        ignite calls the other handlers of the same event, and those of the end of the run. Our trainer
+        ignite calls the other handlers of the same event, and the handlers of the run's end. Our trainer
         continues to the end of the iteration, and emits events on the way that ignite would not have.
         """
         if event == Events.COMPLETED and self.skip_completed:
@@ -214,20 +214,22 @@ class _Engines:
             if not engine.should_terminate:
                 continue
             skip_completed, engine.should_terminate = engine.should_terminate == "skip_completed", False
-            if not isinstance(
-                trainer_event, AfterTrain
-            ):  # after the end of a run, it would stop the next run
+            is_over = isinstance(trainer_event, AfterTrain)  # a stop would then end the next run
+            if not is_over:
                 self._terminated.setdefault(engine, _Terminated(event, trainer_event, skip_completed))
                 trainer.stop(f"{name} of an ignite engine called terminate()")
 
     def state_dict(self, callback: Engine) -> dict[str, Any]:
-        """Return the values of `engine.state_dict_user_keys`; the counters are set from the trainer's."""
-        return {key: getattr(callback.state, key) for key in callback.state_dict_user_keys}
+        """Return the attributes of an engine's state that the program lists in `state_dict_user_keys`.
+
+        The counters are not saved, because they are copied from our trainer.
+        """
+        return {name: getattr(callback.state, name) for name in callback.state_dict_user_keys}
 
     def load_state_dict(self, callback: Engine, state: Mapping[str, Any]) -> None:
-        """Set the values of `engine.state_dict_user_keys`."""
-        for key, value in state.items():
-            setattr(callback.state, key, value)
+        """Set the attributes of an engine's state to the values that `state_dict` returned, by name."""
+        for name, value in state.items():
+            setattr(callback.state, name, value)
 
 
 def _refuse_ignored_flags(engine: Engine, name: str) -> None:
@@ -300,12 +302,12 @@ def _set_state(state: State, trainer: Any, trainer_event: Any) -> None:
 
 
 def _set_evaluator_state(state: State, trainer: Any, trainer_event: Any) -> None:
+    """Set the counters, batch, output and metrics of an evaluator, whose run is one epoch of the loader."""
     loader = named_loaders(trainer.val_loader).get(getattr(trainer_event, "loader", ""))
     state.epoch, state.max_epochs = 1, 1
     state.epoch_length = trainer.limits.length("val", loader)
-    state.iteration = (
-        trainer_event.batch_idx + 1 if hasattr(trainer_event, "batch_idx") else state.epoch_length or 0
-    )
+    in_iteration = hasattr(trainer_event, "batch_idx")
+    state.iteration = trainer_event.batch_idx + 1 if in_iteration else state.epoch_length or 0
     state.batch, state.output = trainer.batch, trainer.outputs
     state.metrics.update(getattr(trainer_event, "metrics", {}))
 

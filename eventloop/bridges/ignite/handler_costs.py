@@ -36,7 +36,7 @@ def measuring(
         engine: the engine.
         calls: receives the times.
         names: gives each row its name.
-        trains: whether the engine's iterations are those of the training.
+        trains: whether the engine trains, so that its handlers' time belongs to the iterations.
         events: the events whose handlers are measured; None means all that have handlers.
     """
     table = engine._event_handlers

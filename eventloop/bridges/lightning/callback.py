@@ -83,10 +83,13 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
         self._begin(bus)
 
     def _begin(self, bus: Bus | None) -> None:
+        """Create the attachment and the other attributes that a copy of the callback does not copy."""
         copied_names = {*vars(self)}
         self._attachment = Attachment("Lightning", NEVER, bus, steer=steer, **self._options)
         self._costs = HostCosts()
-        self._installed, self._during, self._watching = ExitStack(), ExitStack(), ExitStack()
+        self._installed = ExitStack()  # undoes the changes to Lightning's objects from `setup` to `teardown`
+        self._during = ExitStack()  # undoes the changes that last for a run of our trainer
+        self._watching = ExitStack()  # removes the hooks from the optimizers
         self._watches_steps = False
         self._optimizers: Any = None  # Lightning's list, which it replaces if the program changes optimizers
         self._trains = False  # whether the run trains, or only evaluates
@@ -323,9 +326,9 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
         """End the validation with its metrics; end the run too unless it trains."""
         if trainer.sanity_checking or not self._running:
             return
-        before, now = self._metrics_before, trainer._logger_connector._callback_metrics
-        changed = {name: value for name, value in now.items() if value is not before.get(name)}
-        self._driven.end_val(read_numbers(changed))
+        former, present = self._metrics_before, trainer._logger_connector._callback_metrics
+        of_evaluation = {name: value for name, value in present.items() if value is not former.get(name)}
+        self._driven.end_val(read_numbers(of_evaluation))
         self._metrics_before = {}
         self._stop_host()
         if not self._trains:

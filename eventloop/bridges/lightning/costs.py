@@ -40,8 +40,10 @@ PHASES: dict[tuple[str, str], Literal["backward", "optimizer", ""]] = {
 }
 """The profiler's actions, as (kind, method), that are phases of an iteration; "" is the forward pass."""
 NO_ROWS = ("training_step", "backward", "validation_step", "test_step", "configure_callbacks")
+"""The methods of modules that get no row in the costs, because they do the work of the training itself."""
 LOGGER_METHODS = ("log_metrics", "log_hyperparams", "save")
 NEXT_BATCH = "train_dataloader_next"
+"""The profiler's action in which Lightning waits for a training batch."""
 
 
 class HostCosts:
@@ -94,9 +96,7 @@ class HostCosts:
         self.under_way.clear()
         profiler = native.profiler
         with ExitStack() as during:
-            if _passes_through(
-                profiler
-            ):  # avoids the cost of a generator in `Profiler.profile` for each action
+            if _passes_through(profiler):  # else each action would cost a generator of `Profiler.profile`
                 during.enter_context(replaced(profiler, "profile", lambda _: self._actions.__getitem__))
             during.enter_context(replaced(profiler, "start", self._wrap_start))
             during.enter_context(replaced(profiler, "stop", self._wrap_stop))
@@ -151,6 +151,7 @@ class HostCosts:
         ]
 
     def _measure(self, owner: Any, method: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return a decorator, for `replaced`, that measures a method of a callback or logger."""
         row = self._row(f"{self._names.of(owner, type(owner).__name__)}.{method}", method)
 
         def measured(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -251,7 +252,7 @@ class Row:
             return
         if self.in_iteration:
             costs.driven.clock.charge("hooks", seconds - charged)
-            if costs.under_way:
+            if costs.under_way:  # the outer action does not charge these seconds again
                 costs.under_way[-1][1] += seconds
         elif not costs.under_way:  # runs between two iterations, so it is no part of the next one's time
             costs.driven.clock.exclude(seconds - charged)
@@ -272,7 +273,7 @@ class Phase:
         seconds = perf_counter() - began
         if phase and costs.driven is not None and costs.in_training_epoch():
             costs.driven.clock.charge(phase, seconds - charged)
-        if costs.under_way:
+        if costs.under_way:  # the outer action does not charge these seconds again
             costs.under_way[-1][1] += seconds
 
 

@@ -66,7 +66,7 @@ class Counters:
             for scheduler in trainer.schedulers
             if hasattr(scheduler, "optimizer")
         ]
-        self._steps = max(self._steps, trainer.iter)
+        self._steps = max(self._steps, trainer.iter)  # the steps before a resume are not known
         # for Lightning, an epoch whose validation is still due has not ended
         self._epoch = trainer.epoch - resumes_evaluation(trainer)
         self._copy_counters(trainer, event)
@@ -76,6 +76,7 @@ class Counters:
         self._copy_counters(trainer, event)
 
     def _copy_counters(self, trainer: Any, event: Any) -> None:
+        """Set the counters of Lightning's loop (epochs, batches, optimizer steps) to those of our trainer."""
         loop = self._native.fit_loop
         epoch, batches = loop.epoch_progress.current, loop.epoch_loop.batch_progress
         epoch.ready = epoch.started = self._epoch + 1

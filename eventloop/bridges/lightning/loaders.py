@@ -10,7 +10,7 @@ def loader_names(trainer: Any, mode: str) -> list[str]:
     """Return the names of the loaders of an evaluation, in the order of Lightning's `dataloader_idx`.
 
     They are the keys of a mapping of loaders, else "dataloader_idx_0" and so on, as in Lightning's names of
-    metrics. The result is [""] for a single loader, and for several of which each batch has a part.
+    metrics. The result is [""] for a single loader, and for several whose batches Lightning puts together.
 
     Args:
         trainer: Lightning's trainer.

@@ -140,10 +140,9 @@ class OwnTrainer:
     def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
         """Load the state of a callback."""
         callback.load_state_dict(dict(state))
+        # with this flag BaseFinetuning would replace the parameter groups that our resume has restored
         if hasattr(callback, "_restarting"):
-            callback._restarting = (
-                False  # else BaseFinetuning replaces our restored param groups by its saved ones
-            )
+            callback._restarting = False
 
 
 def _copied(module: torch.nn.Module) -> dict[str, Any]:

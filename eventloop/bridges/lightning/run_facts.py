@@ -28,6 +28,7 @@ def total_of(trainer: Any, max_epochs: int | None) -> int | None:
     limits = []
     if max_epochs is not None and batches != float("inf"):
         limits.append(max_epochs * int(batches))
+    # max_steps counts optimizer steps, which are batches only if no gradients are accumulated
     if steps is not None and steps > 0 and trainer.accumulate_grad_batches == 1:
         limits.append(steps)
     return min(limits, default=0) or None

@@ -10,7 +10,7 @@ import mmengine.hooks
 import torch
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner, ValLoop
-from mmengine.runner import get_priority as theirs
+from mmengine.runner import get_priority as priority_in_mmengine
 
 from eventloop.bridges.foreign import ForeignCall
 from eventloop.checkpoint.weights import OWN, unwrap
@@ -34,6 +34,7 @@ REFUSED = {
 STATE_KEYS = ("best_", "keep_ckpt_ids", "last_ckpt")
 """The prefixes of the keys under which a CheckpointHook keeps its state in MMEngine's message hub."""
 OUTPUTS = ("after_train_iter", "after_val_iter", "after_test_iter")
+"""The methods of hooks that receive the outputs of a step."""
 
 
 def check(callback: Any) -> None:
@@ -80,7 +81,7 @@ class _Driver:
 
     def calls(self, callback: Any) -> Iterable[ForeignCall]:
         """Yield a subscription for each method that the hook's class overrides."""
-        priority = int(theirs(callback.priority))
+        priority = int(priority_in_mmengine(callback.priority))
         if stateful(callback):
             priority -= 1  # before our CheckpointHook of the same priority, which saves this hook's state
         for stage in callback.get_triggered_stages():
@@ -107,7 +108,7 @@ class _Driver:
                 for key, value in trainer.checkpoint.items()
             }
             checkpoint["state_dict"] = dict(checkpoint.get(OWN, checkpoint["state_dict"]))
-            self._runner._resume = True
+            self._runner._resume = True  # EMAHook exchanges weights only if the runner resumes
             hook.after_load_checkpoint(self._runner, checkpoint)
             trainer.checkpoint[OWN] = checkpoint["state_dict"]
 

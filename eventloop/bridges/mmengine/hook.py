@@ -79,14 +79,15 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
         self._attachment.steer = partial(steer, methods=self._attachment.methods)
         self._trains = False  # whether the run trains, or only evaluates
         self._wrappers: list[Any] = []  # optim wrappers whose `backward` is measured
-        self._hub_values: dict[
-            str, Any
-        ] = {}  # the message hub's values of `val/` and `test/` at the last look
+        # the values of evaluations in the message hub, as they were when the last evaluation ended
+        self._hub_values: dict[str, Any] = {}
 
     # --- the run -------------------------------------------------------------------------------------------
 
     def before_run(self, runner: Runner) -> None:
-        """Wrap the runner's loops so that an error in one ends the run; MMEngine calls no hook for an error.
+        """Wrap the runner's loops (training, validation, test), so that an error in a loop ends our run.
+
+        MMEngine calls this before each loop, and calls no hook after an error.
 
         Raises:
             ValueError: the runner has another `EventLoopHook`.
@@ -97,15 +98,16 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
                 "and writers"
             )
         if self._attachment.within_call:
-            return  # a hook validates or tests within a training, and the run of the training goes on
+            return  # a hook has called runner.val() or runner.test() in a training, whose run goes on
         self._attachment.end_unfinished_run()
         self._attachment.methods.restore()
         for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
-            is_built = callable(getattr(loop, "run", None))  # else a config: this run does not use the loop
+            is_built = callable(getattr(loop, "run", None))  # a loop that is not used stays a config or None
             if is_built:
                 self._attachment.methods.replace(loop, "run", self._attachment.ending_run)
 
     def _begin_run(self, runner: Runner, *, training: bool) -> None:
+        """Begin a run of our trainer with the runner's model, optimizers and counters; measure its hooks."""
         self._trains = training
         loop = _train_loop(runner)
         by_epoch = not training or isinstance(loop, EpochBasedTrainLoop)
@@ -254,13 +256,13 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
         """End the validation with its metrics and the numbers put into the message hub since the last one."""
         if not self._runs:
             return
-        before, self._hub_values = self._hub_values, _evaluation_values(runner)
-        changed = {
-            name: values for name, values in self._hub_values.items() if values is not before.get(name)
+        former, self._hub_values = self._hub_values, _evaluation_values(runner)
+        new_values = {
+            name: values for name, values in self._hub_values.items() if values is not former.get(name)
         }
         in_hub = {
             short: values[-1]
-            for name, values in changed.items()
+            for name, values in new_values.items()
             if values.size and (short := _without_prefix(self.trainer.mode, name))
         }
         self.trainer.end_val(read_numbers(in_hub | (metrics or {})))

@@ -81,7 +81,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         bus: an existing bus to emit events on.
         hooks, writers: as for `Trainer`. A hook that does a part of the host's loop is refused.
         work_dir: directory of the run's files; by default the host's `output_dir`.
-        measure: add a row to the costs for each method of each other callback of the host.
+        measure: measure the methods of the host's other callbacks, for a row each in the costs.
 
     Raises:
         TypeError, ValueError: an argument is invalid. The host's `Trainer(...)` and `add_callback` raise
@@ -111,6 +111,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         self._prefix = "eval"  # the host's prefix of the metrics of the running evaluation
         self._logged: dict[str, Any] = {}  # numbers logged by the host within an evaluation
         self._iterations_before_resume = 0  # completed iterations of the epoch that a resumed run continues
+        # when the optimizer's step began, on `perf_counter` without waits, and the phase "hooks" at that time
         self._step_began = self._hooks_before = 0.0
 
     # --- the host's run ---------------------------------------------------------------------------------
@@ -131,9 +132,8 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         host, resumed_from = calling
         self._attachment.end_run()  # the former run is open if the host restarts with a smaller batch size
         self._watch(host)
-        if (
-            not self._within_train
-        ):  # `add_callback` came after the host's constructor, so `train` is not wrapped
+        train_is_wrapped = self._within_train  # not if `add_callback` came after the host's constructor
+        if not train_is_wrapped:
             for name in ("training_step", "get_batch_samples"):
                 self._attachment.methods.replace(host, name, self._attachment.ending_run)
         if resumed_from is not None:
@@ -165,6 +165,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         self._measure_callbacks_of_run(host, trainer)
 
     def _measure_callbacks_of_run(self, host: Any, trainer: DrivenTrainer) -> None:
+        """Measure the host's present callbacks, and number those of one class anew, as in each run."""
         trainer.foreign_calls = self._calls
         self._callbacks = MeasuredCallbacks(self._calls, self._attachment.methods, EventLoopCallback)
         self._measure_new_callbacks(host)
@@ -307,8 +308,8 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         result = call()
         metrics = read_numbers(_without_epoch(result if mode == "val" else result.metrics or {}))
         trainer.end_val(metrics)
-        if extra := {name: value for name, value in self._logged.items() if name not in metrics}:
-            trainer.log(extra, mode=mode, step=trainer.iter)
+        if no_metrics := {name: value for name, value in self._logged.items() if name not in metrics}:
+            trainer.log(no_metrics, mode=mode, step=trainer.iter)
         if trainer.stops.edge():  # a collective: every rank evaluates
             trainer.native.control.should_training_stop = True
         return result
@@ -346,7 +347,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         return trainer
 
     def _record_early_end(self, state: Any, control: Any) -> None:
-        """If another callback has stopped the training, stop our trainer, which then counts no cut epoch."""
+        """Stop our trainer if another callback has stopped the host, so that a cut epoch does not count."""
         trainer = self._running()
         stopped_early = control.should_training_stop and state.global_step < state.max_steps
         if stopped_early and trainer.running and trainer.stop_reason is None:

@@ -54,6 +54,8 @@ class HostCommands:
             self.schedules.apply()
 
     def _checkpoint(self) -> Callable[[HostedTrainer], Saving]:
+        """Return the function that applies the command `checkpoint`."""
+
         def checkpoint(trainer: HostedTrainer) -> Saving:
             """Save a Transformers checkpoint; `resume_from_checkpoint` resumes from it."""
             if trainer.commands.paused:

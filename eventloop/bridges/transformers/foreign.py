@@ -41,7 +41,7 @@ FLAGS = {
 """The flags of Transformers' `control` that have no effect in our trainer, each with the alternative."""
 
 NAMES = {"lr": "learning_rate"}
-"""The names of numbers that Transformers logs under another name than we do: ours, then theirs."""
+"""Our names of numbers that Transformers logs under another name, each with the name in Transformers."""
 
 LOGS = 95
 """The priority of `on_log`: after our logger, and before `on_train_end`."""
@@ -145,6 +145,7 @@ class OwnTrainer:
             yield ForeignCall("counters.logs", events, self._collect_logs, LOGS - 1)
 
     def _begin(self, trainer: Any, event: Any) -> None:
+        """Set lengths and counters of the state, and a new `control`, when our trainer begins to train."""
         state = self.state
         self.control = TrainerControl()
         self._updates_each_iteration = not any("optimizer" in hook.runs_phases for hook in trainer.hooks)
@@ -165,6 +166,7 @@ class OwnTrainer:
         self._stepped = True
 
     def _end_iteration(self, trainer: Any, event: Any) -> None:
+        """Count an optimizer update if the optimizer has made its step, and set the epoch as a fraction."""
         self._ends_update = self._begins_update = self._stepped
         self.state.global_step += self._ends_update
         length = trainer.limits.length("train", trainer.loader)
@@ -226,6 +228,8 @@ class OwnTrainer:
     def _conditional_handler(
         self, callback: Any, method: str, condition: Condition
     ) -> Callable[[Any, Any], None]:
+        """Return a handler that calls a method of a callback if the condition is met."""
+
         def call(trainer: Any, event: Any) -> None:
             if condition(self):
                 self._call(callback, method)
@@ -233,6 +237,8 @@ class OwnTrainer:
         return call
 
     def _evaluation_handler(self, callback: Any, method: str, prefix: str) -> Callable[[Any, Any], None]:
+        """Return a handler that calls a method with the metrics, whose names get a prefix such as "eval_"."""
+
         def call(trainer: Any, event: Any) -> None:
             metrics = {prefix + name: value for name, value in event.metrics.items()}
             self._call(callback, method, metrics={**metrics, "epoch": self.state.epoch})
@@ -240,6 +246,8 @@ class OwnTrainer:
         return call
 
     def _log_handler(self, callback: Any) -> Callable[[Any, Any], None]:
+        """Return a handler that calls `on_log` for each entry, with the state's counters of that entry."""
+
         def call(trainer: Any, event: Any) -> None:
             state = self.state
             present = state.global_step, state.epoch
@@ -256,7 +264,7 @@ class OwnTrainer:
             RuntimeError: the method has set a flag that has no effect here.
         """
         trainer = self._ours
-        before = {flag: getattr(self.control, flag) for flag in FLAGS}
+        was_set = {flag: getattr(self.control, flag) for flag in FLAGS}
         control = getattr(callback, method)(
             self._args_for(callback, method),
             self.state,
@@ -272,7 +280,7 @@ class OwnTrainer:
         self.control = self.control if control is None else control
         name = type(callback).__name__
         for flag, instead in FLAGS.items():
-            if getattr(self.control, flag) and not before[flag]:
+            if getattr(self.control, flag) and not was_set[flag]:
                 raise RuntimeError(
                     f"{name}.{method} of Transformers set control.{flag}, which has no effect here: use "
                     f"{instead}"

@@ -38,7 +38,7 @@ PARTS: dict[str, tuple[Literal["backward", "optimizer"], type[Event] | None]] = 
     "backward": ("backward", AfterBackward),
     "clip_grad_norm_": ("optimizer", None),
 }
-"""The measured methods of the host's accelerator, with the phase of their time and an event to emit after."""
+"""The measured methods of the host's accelerator: the phase of their time, and the event after them."""
 
 
 class Host(NamedTuple):
@@ -62,7 +62,7 @@ def find_host(callback: TrainerCallback) -> Host | None:
             if isinstance(path := frame.f_locals.get("resume_from_checkpoint"), str | Path):
                 return Host(trainer, Path(path))
         elif trainer is not None and caller is not None:
-            break
+            break  # the trainer's own calls end here: another object has called it
         frame = frame.f_back
     return None if trainer is None else Host(trainer, None)
 
@@ -78,9 +78,7 @@ class MeasuredCallbacks:
 
     def __init__(self, calls: ForeignCalls, methods: ReplacedMethods, own: type[TrainerCallback]) -> None:
         self._calls, self._methods, self._own = calls, methods, own
-        self._measured: dict[
-            int, TrainerCallback
-        ] = {}  # by id; keeps them alive, so that no id is used twice
+        self._measured: dict[int, TrainerCallback] = {}  # by id; it keeps them alive, so that ids are unique
         self._names = RowNames()
 
     def measure(self, callbacks: Iterable[TrainerCallback]) -> None:

@@ -130,6 +130,7 @@ def _run_script(options: argparse.Namespace, plan_file: Path) -> tuple[int, Prog
 
 
 def _show_config(options: argparse.Namespace, plan_file: Path) -> int:
+    """Print the plan of a config; return the exit code."""
     from eventloop.bus.dry_run import ProgramPlan
     from eventloop.cli.plan.config import plan_config
 
@@ -145,6 +146,7 @@ def _show_config(options: argparse.Namespace, plan_file: Path) -> int:
 
 @contextmanager
 def _dry_run(plan_file: Path) -> Iterator[None]:
+    """Make this process a dry run within the block, so that hooks and writers start nothing."""
     os.environ[PLAN_FILE] = str(plan_file)
     try:
         yield
@@ -153,6 +155,7 @@ def _dry_run(plan_file: Path) -> Iterator[None]:
 
 
 def _length(max_epochs: int | None, max_iters: int | None) -> str:
+    """Return the length of a run as text, such as "a run of 3 epochs, 300 iterations"."""
     iters = f"{max_iters:,} iteration{'s' * (max_iters != 1)}" if max_iters is not None else ""
     if max_epochs is None:
         return f"a run of {iters}"

@@ -28,6 +28,7 @@ from eventloop.util.checks import check_keys
 DOCUMENTS = (".json", ".toml", ".yaml", ".yml")
 SUBSCRIBERS = ("default_hooks", "custom_hooks", "hooks", "writers")
 LENGTH = ("max_epochs", "max_iters", "val_interval", "val_begin", "dynamic_intervals")
+"""The names of the length of the run and of its validations, at the top of a config or in `train_cfg`."""
 NAMES = (*SUBSCRIBERS, "train_cfg", *LENGTH)
 """The names by which a config is recognised; all others are ignored."""
 _MMENGINE = re.compile(rb"^(_base_|custom_imports)\s*=|^with read_base\(\)", re.MULTILINE)
@@ -79,6 +80,7 @@ def _describe(error: Exception, path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Return the values of a config by name, from a Python file or a document."""
     if path.suffix == ".py":
         return _mmengines(path) if _is_mmengines(path) else runpy.run_path(str(path), run_name="config")
     values = _document(path)
@@ -94,6 +96,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _document(path: Path) -> Any:
+    """Return the content of a JSON, TOML or YAML file."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         return json.loads(text)

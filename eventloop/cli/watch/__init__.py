@@ -190,6 +190,7 @@ def _print_once(readers: Sequence[RunReader]) -> int:
 
 
 def _print_views(views: Sequence[RunView]) -> bool:
+    """Print views as plain text; return False if the reader of the output has closed it."""
     from eventloop.cli.watch.text import view_lines
 
     width = max(NARROWEST, shutil.get_terminal_size((100, 24)).columns)

@@ -55,6 +55,7 @@ def view_lines(view: RunView, width: int, height: int | None, encoding: str) -> 
         details = [Line(part, line.style) for line in details for part in _wrapped(line.text, width, NAME)]
     else:
         remaining = height - len(head)
+        # on a low terminal, curves take lines from the details, of which at least four stay
         curve_lines = max(remaining - len(details), min(ONE_CHART, remaining - 4))
         curves = [*_charts(view.curves, width, curve_lines, encoding)]
     lines = [*head, *curves, *details]
@@ -73,6 +74,7 @@ def _named(name: str, text: str, style: Style = "") -> Line:
 
 
 def _head(view: RunView, width: int, *, plainly: bool) -> Iterator[Line]:
+    """Yield the lines of the run's name, state and progress; `plainly` draws the bar with "#"."""
     yield Line(view.run, "title")
     bad = view.state in ("hung", "killed") or view.error is not None
     for part in _wrapped(view.sentence, width, 0)[:4]:
@@ -96,6 +98,7 @@ def _notes(view: RunView, width: int, height: int | None) -> Iterator[Line]:
 
 
 def _progress(view: RunView) -> Iterator[str]:
+    """Yield the parts of the line of the progress, such as "iter 1,200/5,000"."""
     yield f"iter {_of(view.iter, view.max_iters)}"
     if view.epoch is not None and view.max_epochs is not None:
         yield f"epoch {_of(view.epoch, view.max_epochs)}"
@@ -108,10 +111,12 @@ def _progress(view: RunView) -> Iterator[str]:
 
 
 def _of(done: int | None, total: int | None) -> str:
+    """Return a count with its total, if that is known: "1,200/5,000"."""
     return f"{done:,}" if total is None else f"{done:,}/{total:,}"
 
 
 def _clock(seconds: float) -> str:
+    """Return seconds as hours, minutes and seconds: "1:02:03"."""
     whole_seconds = round(min(seconds, 1e12))
     return f"{whole_seconds // 3600}:{whole_seconds // 60 % 60:02}:{whole_seconds % 60:02}"
 
@@ -142,6 +147,7 @@ def _curve_line(curve: CurveView, encoding: str) -> Line:
 def _charts(curves: Sequence[CurveView], width: int, height: int, encoding: str) -> Iterator[Line]:
     """Yield as many charts as fit into `height` lines, and one line for each other curve."""
     least, most = HEIGHT
+    # each curve has one line, and a chart takes at least `least - 1` lines more
     count = min(len(curves), max(0, height - len(curves)) // (least - 1))
     if width < LABEL + 4:
         count = 0
@@ -171,12 +177,13 @@ def _details(view: RunView) -> Iterator[Line]:
         yield _named("last", "  ".join(scalars))
     yield from _costs(view)
     yield from _checkpoints(view)
-    usual = [notice for notice in view.lines if not notice.bad]
-    for notice in usual[-MOST:]:
+    good_notices = [notice for notice in view.lines if not notice.bad]  # bad ones are in `view.health`
+    for notice in good_notices[-MOST:]:
         yield _named("log", _notice(notice))
 
 
 def _costs(view: RunView) -> Iterator[Line]:
+    """Yield the lines on the times of an iteration, waits, queues, a slow rank and advice."""
     if view.phases:
         step = sum(phase.seconds for phase in view.phases)
         shares = "  ".join(
@@ -189,8 +196,8 @@ def _costs(view: RunView) -> Iterator[Line]:
         name = f" ({wait.name})" if wait.name else ""
         sums = f"{duration(wait.seconds)} in {wait.calls:,}, longest {duration(wait.longest)}"
         yield _named("wait", f"{WAITING[wait.cause]}{name} {PLACES[wait.place]}: {sums}")
-    fullest = sorted(view.queues, key=_by_trouble, reverse=True)
-    for queue in fullest[:MOST]:
+    worst_first = sorted(view.queues, key=_by_trouble, reverse=True)
+    for queue in worst_first[:MOST]:
         yield _named("queue", _queue(queue), "bad" if queue.dropped or queue.failed or queue.error else "")
     if view.slow_rank is not None:
         yield _named("ranks", view.slow_rank.text, "bad")
@@ -199,6 +206,7 @@ def _costs(view: RunView) -> Iterator[Line]:
 
 
 def _by_trouble(queue: QueueView) -> tuple[int, int]:
+    """Return the sort key of a queue: first the lost events, then the waiting ones."""
     return queue.dropped + queue.failed, queue.queued
 
 
@@ -210,6 +218,7 @@ def _queue(queue: QueueView) -> str:
 
 
 def _checkpoints(view: RunView) -> Iterator[Line]:
+    """Yield a line for the newest, the best and a few other checkpoints, and for saves under way."""
     marked = [checkpoint for checkpoint in view.checkpoints if checkpoint.newest or checkpoint.best]
     others = [checkpoint for checkpoint in view.checkpoints if checkpoint not in marked]
     newest_others = others[-(MOST - len(marked)) :] if len(marked) < MOST else []

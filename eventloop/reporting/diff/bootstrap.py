@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 1000
+"""The number of series that are drawn from the points of each run."""
 SEED = 20260
 """The seed of the resampling; it is fixed, so that comparing the same runs twice gives the same result."""
 DECILE = 0.1
@@ -63,6 +64,7 @@ def difference(a: Points, b: Points, statistic: Statistic = "decile") -> Differe
     only lengthen a point. Chen and Revels (2016) take the least time for the same reason.
     """
     measure = _MEASURES[statistic]
+    # with two seeds, the draws from the two series are independent
     differences = _resampled(b, measure, SEED + 1) - _resampled(a, measure, SEED)
     low, high = map(float, np.quantile(differences, (0.025, 0.975)))
     spread = max(_spread(points, statistic) for points in (a, b))
@@ -77,7 +79,7 @@ def rare(points: Points) -> bool:
 def _resampled(points: Points, statistic: Callable[[Points], Any], seed: int) -> Points:
     """Return the statistic of each of `RESAMPLES` series resampled from the points."""
     count = points.shape[-1]
-    length = ceil(count ** (1 / 3))
+    length = ceil(count ** (1 / 3))  # of a block, in points
     starts = np.random.default_rng(seed).integers(0, count, (RESAMPLES, ceil(count / length), 1))
     drawn = (starts + np.arange(length)).reshape(RESAMPLES, -1)[:, :count] % count
     statistics: Points = statistic(points[:, drawn])

@@ -107,19 +107,19 @@ def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:
     """
     with np.errstate(all="ignore"):  # a damaged file may have impossible times
         (run_a, first, points_a), (run_b, second, points_b) = _series(a), _series(b)
-        whole = difference(points_a, points_b)
-        for run, seconds in ((run_a, whole.a), (run_b, whole.b)):
+        iteration = difference(points_a, points_b)
+        for run, seconds in ((run_a, iteration.a), (run_b, iteration.b)):
             if not 0 < seconds < inf:
                 raise ValueError(
                     f"{run.run} has no times to compare: expected iterations of more than 0 s, "
                     f"got {seconds:g} s"
                 )
         names = [name for name in {**first, **second} if _is_shown(name, first, second)]
-        rows = [_row(name, first.get(name), second.get(name), whole.a) for name in names]
+        rows = [_row(name, first.get(name), second.get(name), iteration.a) for name in names]
     rows.sort(key=_order)
-    limit = inf if fail_above is None else fail_above / 100 * whole.a
+    limit = inf if fail_above is None else fail_above / 100 * iteration.a
     failed = [row.name for row in rows if row.verdict == "slower" and (row.low or 0.0) > limit]
-    return Diff(a=run_a, b=run_b, iteration=whole.a, rows=rows, fail_above=fail_above, failed=failed)
+    return Diff(a=run_a, b=run_b, iteration=iteration.a, rows=rows, fail_above=fail_above, failed=failed)
 
 
 def _series(report: Report) -> tuple[DiffRun, dict[str, Series], Points]:
@@ -155,13 +155,15 @@ def _order(row: DiffRow) -> tuple[bool, bool, float]:
     with the largest differences.
     """
     in_one_run = row.verdict.startswith("only")
+    # times that are equal but for rounding, within 1e-12 s, do not change the order of rows
     return not in_one_run, in_one_run and row.kind == "outside", -round(abs(row.difference), 12)
 
 
 def _is_shown(name: str, first: dict[str, Series], second: dict[str, Series]) -> bool:
     """Return whether a series gets a row.
 
-    Waits that neither run has get none, nor do handlers that both runs call only outside of iterations.
+    There is no row for waits that neither run has, and none for handlers that both runs call only outside of
+    iterations.
     """
     series = [run[name] for run in (first, second) if name in run]
     if name in WAIT_ROWS and not any(one.mean for one in series):

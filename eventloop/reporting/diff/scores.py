@@ -86,6 +86,7 @@ def compare_scores(a: Path, b: Path) -> Scores:
 
 
 def _is_score(mode: str, name: str) -> bool:
+    """Return whether a scalar is compared: a metric of validations or tests, or a loss of the training."""
     words = re.split(r"[/_.]", name)
     return mode != "train" or ("loss" in words and name != SCALE)
 
@@ -136,6 +137,7 @@ def _compared(row: ScoreRow, pairs: Floats) -> ScoreRow:
             return replace(row, verdict="equal")
         if len(differences) < LEAST_PAIRS or not np.isfinite(differences.sum()):
             return row
+        # compared with zeros, the differences get an interval of their mean
         result = difference(np.zeros((1, len(differences))), differences[np.newaxis], "mean")
     is_noise = result.low <= 0 <= result.high or abs(result.b) <= result.spread
     verdict: Verdict = "higher" if result.b > 0 else "lower"

@@ -17,11 +17,14 @@ from eventloop.reporting.run_tables import by_key, phase_name
 from eventloop.reporting.waits import seconds_waited
 
 WARM_UP = 0.1
-"""The first part of a series, with this share of its points, is left out: compilation takes time there."""
+"""This share of a series' points, the first ones, is left out, because compilation makes them slow."""
 LEAST_POINTS = 10
 """The fewest points after the warm-up for which noise is estimated."""
 LEAST_ITERATIONS = 12
-"""The fewest iterations that yield `LEAST_POINTS`: in a run of up to 512 iterations, each one is a point."""
+"""The fewest iterations that yield `LEAST_POINTS` after the warm-up, which takes 2 of 12 points.
+
+In a run of up to 512 iterations each one is a point.
+"""
 
 Kind = Literal["iteration", "phase", "handler", "outside", "wait"]
 """The kind of a row. `outside` is a handler, and `wait` the waits of one cause, outside of iterations.

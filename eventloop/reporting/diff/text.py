@@ -15,6 +15,7 @@ from eventloop.util.formatting import ABSENT, duration, on_a_line, table, value_
 WIDTH = 80
 """The width of a line in characters. Long names are cut, except the paths of the runs."""
 LEAST_NAME = 16
+"""The least width in characters to which names are cut."""
 FOLDED = 0.01
 """Handlers that differ only by noise, and by less than this part of an iteration, share one line."""
 HEADER = ["phase or handler", "A", "B", "B - A, %", "95 % interval", ""]

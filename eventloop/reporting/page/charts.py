@@ -215,7 +215,7 @@ def _bins(histogram: Sequence[tuple[float, int]]) -> tuple[list[float], list[int
     """Return lower edges in seconds and counts of bins without gaps, with an empty bin at each end."""
     counts: Counter[int] = Counter()  # the exponent of a bin's lower edge, to the base `BIN`
     for edge, count in histogram:
-        counts[floor(log(edge, BIN) + 1e-6)] += count
+        counts[floor(log(edge, BIN) + 1e-6)] += count  # rounding may have made an edge slightly smaller
     exponents = range(min(counts) - 1, max(counts) + 2)
     return [BIN**exponent for exponent in exponents], [counts[exponent] for exponent in exponents]
 
@@ -230,7 +230,7 @@ def _add_percentiles(figure: go.Figure, times: Times, row: int, *, middle: float
         middle: the middle of the x-axis.
     """
     for number, name in enumerate(PERCENTILES if times.samples else ()):
-        x = log10(seconds) if (seconds := getattr(times, name)) > 0 else middle
+        x = log10(seconds) if (seconds := getattr(times, name)) > 0 else middle  # 0 s has no logarithm
         figure.add_vline(x, line={"color": GREY, "dash": "dot", "width": 1.5}, row=row, col=1)
         position = {"x": x, "xanchor": "left" if x <= middle else "right", "y": 1 - LABEL * number}
         position |= {"yref": "y domain", "yanchor": "top"}
@@ -298,8 +298,8 @@ def handler_charts(runs: Sequence[NamedRun]) -> list[Chart]:
             hovertemplate="%{x:,.4g} µs an iteration<br>%{hovertext}<extra></extra>",
         )
     layout = {"xaxis_title": "µs an iteration, mean", "yaxis": rows.axis}
-    span = [0, 1.15 * longest[keys[0]] or 1.0]
-    _lay_out(figure, rows.pixels, showlegend=len(runs) > 1, **layout, xaxis_range=span)
+    axis_range = [0, 1.15 * longest[keys[0]] or 1.0]  # with space for the number beside the longest bar
+    _lay_out(figure, rows.pixels, showlegend=len(runs) > 1, **layout, xaxis_range=axis_range)
     note = _handler_note(handlers_by_run, len(longest) - len(keys))
     return [Chart("What each handler adds to an iteration", figure, note)]
 
@@ -341,10 +341,11 @@ def _handler_note(handlers_by_run: Sequence[dict[str, HandlerCost]], others: int
     return " ".join(note for note, holds in notes.items() if holds)
 
 
-def _hover(what: str, times: Times, budget: float | None) -> str:
-    spread = f"p50 {duration(times.p50)}, p99 {duration(times.p99)}, max {duration(times.max)}"
+def _hover(name: str, times: Times, budget: float | None) -> str:
+    """Return the text that the mouse shows over a handler's bar: its name, percentiles and budget."""
+    percentiles = f"p50 {duration(times.p50)}, p99 {duration(times.p99)}, max {duration(times.max)}"
     limit = "" if budget is None else f"<br>its budget for p99: {duration(budget)}"
-    return f"{what}<br>{spread}, {times.samples:,} samples{limit}"
+    return f"{name}<br>{percentiles}, {times.samples:,} samples{limit}"
 
 
 def scalar_charts(runs: Sequence[NamedRun]) -> list[Chart]:
@@ -383,16 +384,17 @@ def _scalar_chart(name: str, members: Sequence[tuple[NamedRun, Curve]], *, alone
             line = {"color": BAD, "dash": "dot"}
             step = curve.first_not_finite
             figure.add_vline(step, line=line, annotation_text=note, annotation_font_color=BAD)
-    kinds = [
-        {"label": kind, "method": "relayout", "args": [{"yaxis.type": kind, "yaxis.autorange": True}]}
-        for kind in ("linear", "log")
+    scale_buttons = [
+        {"label": scale, "method": "relayout", "args": [{"yaxis.type": scale, "yaxis.autorange": True}]}
+        for scale in ("linear", "log")
     ]
-    buttons = [{"buttons": kinds, **_ABOVE}]
+    menus = [{"buttons": scale_buttons, **_ABOVE}]
     legend = len(members) > 1
-    _lay_out(figure, 300, hovermode="x unified", showlegend=legend, xaxis_title="step", updatemenus=buttons)
+    _lay_out(figure, 300, hovermode="x unified", showlegend=legend, xaxis_title="step", updatemenus=menus)
     return Chart(with_unit(name), figure)
 
 
 def _pale(colour: str) -> str:
+    """Return a colour, given as "#rrggbb", as a transparent one for the band around a curve."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.22)"

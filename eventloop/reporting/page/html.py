@@ -188,15 +188,15 @@ def _background(runs: Sequence[NamedRun]) -> str:
         return ""
     bars = []
     for run, subscriber in sorted(rows, key=lambda row: row[1].name):
-        whole, lost = run.costs.seconds, missed(subscriber, run.costs)
+        run_seconds, lost = run.costs.seconds, missed(subscriber, run.costs)
         name = escape(on_a_line(subscriber.name))
         if len(runs) > 1:
             name += f" <small>{escape(run.name)}</small>"
-        part = subscriber.seconds / whole if whole > 0 else 0.0
+        busy = subscriber.seconds / run_seconds if run_seconds > 0 else 0.0
         total = subscriber.delivered + lost
         bars += [
             f"<strong>{name}</strong>",
-            _bar("busy", share(subscriber.seconds, whole), part, run.colour),
+            _bar("busy", share(subscriber.seconds, run_seconds), busy, run.colour),
             _bar("backlog", *_backlog(subscriber), run.colour),
             _bar("not delivered", f"{lost:,}", lost / (total or 1), "", bad=bool(lost)),
         ]
@@ -212,12 +212,13 @@ def _backlog(subscriber: SubscriberCost) -> tuple[str, float]:
     return (f"{peak:,} of {capacity:,}", peak / capacity) if capacity else (f"{peak:,}", 0.0)
 
 
-def _bar(what: str, value: str, part: float, colour: str, *, bad: bool = False) -> str:
-    width = 100 * min(1.0, max(0.0, part))
+def _bar(name: str, value: str, filled: float, colour: str, *, bad: bool = False) -> str:
+    """Return a bar as HTML, with a name and a value above it; `filled` is the part that is coloured, 0..1."""
+    width = 100 * min(1.0, max(0.0, filled))
     style = f"width:{width:.1f}%" + (f";background:{colour}" if colour else "")
     fill = f"<div class='fill{' bad' if bad else ''}' style='{style}'></div>" if width else ""
     return (
-        f"<div><small>{what}</small> <span{' class=bad' if bad else ''}>{value}</span>"
+        f"<div><small>{name}</small> <span{' class=bad' if bad else ''}>{value}</span>"
         f"<div class=track>{fill}</div></div>"
     )
 

@@ -20,7 +20,7 @@ MODULE = re.compile(r"([\w$]+)=\([\w,]+\)=>\(\)=>.{0,40}\(\w=\{exports:\{\}\}\)\
 LAZY = re.compile(r"([\w$]+)=\([\w,]+\)=>\(\)=>.{0,40}\(\w=\w\(\w=0\)\)")
 """The function of esbuild that runs an ES module at its first import.
 
-The text of such a module follows that of a CommonJS module.
+The file has the text of such a module after the text of a CommonJS module.
 """
 REGISTER = re.compile(r"=([\w$]+)\(\);[\w$]+\.register\(\[((?:[\w$]+\(\),?)+)\]\)")
 """The import of plotly's core, and the list of the traces."""
