@@ -1,8 +1,9 @@
 """Store checkpoints so that a crash at any moment leaves a complete one.
 
-Start with `store`, which writes and reads one checkpoint. `manifest` describes a checkpoint, `directory`
-finds the newest and the best, `listing` describes a directory for people. `saving` copies and writes a state
-in the background, `sharded` does so on several ranks together, `retention` decides which checkpoints stay.
+Start with `store`, which reads checkpoints and writes one at once, and with `saving`, by which a training
+copies and writes its state in the background. `sharded` does so on several ranks together, and `retention`
+decides which checkpoints stay. `manifest` describes a checkpoint, `directory` finds the newest and the best,
+and `listing` describes a directory for people.
 The package may import `data`, `optim`, `metrics`, `state` and the packages below them. Public names are
 imported when they are first used, because some need torch.
 """

@@ -100,7 +100,7 @@ class Outcome(NamedTuple):
     """The result of a save.
 
     Attributes:
-        bytes: the size of the payload.
+        bytes: the size of `state.pth`, or of all that this rank has written of a sharded model.
         at: the `perf_counter` when the checkpoint became durable.
         error: the error of a failed save, or None.
         warnings: sentences about replaced checkpoints that could not be removed.

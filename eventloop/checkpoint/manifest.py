@@ -1,6 +1,6 @@
 """Write and read `manifest.json`, which describes a checkpoint, and compare the files with its hashes.
 
-Every module of this package uses it. A manifest is written last: a directory without it is not a checkpoint.
+A manifest is written last: a directory without it is not a checkpoint.
 Its own bytes are hashed too, so a flipped bit is found. This module imports no torch.
 """
 

@@ -5,7 +5,7 @@
 `torch.load(path, weights_only=True)` reads it. `manifest.json` describes the state and has the SHA-256 of
 every file; it is written last. A checkpoint that several ranks have written also has shards (`sharded`),
 files with the chunks of tensors. `Trainer.resume` reads checkpoints with this module. The saver does not use
-it: it encodes with `serialize` and writes with `commit`.
+it: it encodes with the module `serialize` and writes with `commit`.
 
 Invariants at every moment, also after a power cut: a checkpoint that has its final name has all its bytes; no
 checkpoint is overwritten; no checkpoint is removed before its successor is durable. The newest and the best

@@ -20,7 +20,7 @@ from tests.support.process_support import until
 from tests.support.spilling import PROMPT, emit, in_both_kinds, subscribe, total
 
 fed_both_ways = pytest.mark.parametrize("overflow", ["spill", "block"])
-"""With overflow="block" the emitting thread puts the event into the queue; else the subscriber's thread fetches it."""
+"""With overflow="block" the emitting thread waits for room in the queue."""
 
 
 class Hop(Event):

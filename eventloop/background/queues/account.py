@@ -91,7 +91,7 @@ class Account:
         self.displace(event_type)
 
     def displace(self, event_type: type[Event]) -> None:
-        """Count the oldest event of the queue as dropped because a newer event needs its room."""
+        """Count an event as dropped that was the oldest of the queue, or that `drop` has counted at its end."""
         self.dropped += 1
         # counts as reported, because its own report might be dropped as well, and so on forever
         if event_type is EventsDropped:

@@ -250,7 +250,8 @@ class Inbox:
     def _append(self, item: Queued) -> None:
         """Put an event into the queue; if it is full, apply "drop_oldest", "drop_newest" or "latest".
 
-        The caller applies "spill". With "block" the emitting thread has waited for room; if it must not wait,
+        An event that arrives after the subscriber's end is dropped. The caller holds the lock of the account,
+        and applies "spill" itself. With "block" the emitting thread has waited for room; if it must not wait,
         the queue exceeds its capacity.
         """
         if self.account.done or (self._overflow == "drop_newest" and self._full()):

@@ -61,7 +61,7 @@ class Written(NamedTuple):
     """The result of a save.
 
     Attributes:
-        bytes: the size of the payload.
+        bytes: the size of `state.pth`, or of all that this rank has written of a sharded model.
         at: the `perf_counter` when the checkpoint became durable.
     """
 
