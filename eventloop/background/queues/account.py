@@ -91,7 +91,7 @@ class Account:
         self.displace(event_type)
 
     def displace(self, event_type: type[Event]) -> None:
-        """Count an event as dropped that was the oldest of the queue, or that `drop` has counted at its end."""
+        """Count an event as dropped that was the oldest of the queue, or that `drop` counts at its end."""
         self.dropped += 1
         # counts as reported, because its own report might be dropped as well, and so on forever
         if event_type is EventsDropped:
