@@ -109,7 +109,7 @@ class HostedTrainer(DrivenTrainer):
         self.exit_evaluation()
         super().begin_val(mode)
         if self.by_command:
-            # of both closing events, because hooks such as early stopping ignore an evaluation with this reason
+            # of both closing events: hooks such as early stopping ignore an evaluation with this reason
             for scope in self._evaluated:
                 scope.reason = BY_COMMAND
 

@@ -150,10 +150,8 @@ class Settings:
             for number, (own, saved_group) in enumerate(zip(groups, saved.get(name, []), strict=False)):
                 of = f" of param group {number}" if len(groups) > 1 else ""
                 for key in own:
-                    label, saved_value = (
-                        f"{name + ' ' if name else ''}{key}{of}",
-                        saved_group.get(key, own[key]),
-                    )
+                    label = f"{name + ' ' if name else ''}{key}{of}"
+                    saved_value = saved_group.get(key, own[key])
                     pairs.append(Change(label, saved_value, own[key], "loaded", (name, number, key)))
         return pairs
 
