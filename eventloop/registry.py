@@ -152,6 +152,7 @@ class Registry:
         self._classes.pop(name, None)
 
     def _add(self, cls: C, name: str | None, force: bool = False) -> C:
+        """Register a class under a name; a module that is imported again may replace its own class."""
         if not isinstance(cls, type):
             raise TypeError(f"@register decorates a class, got {cls!r}")
         name = cls.__name__ if name is None else name
@@ -172,6 +173,7 @@ class Registry:
         return sorted(entry_points(group=self._package))
 
     def _plugin(self, name: str) -> type | None:
+        """Load the class of this name that an installed package offers; return None without any."""
         points = [point for point in self._points() if point.name == name]
         if not points:
             return None

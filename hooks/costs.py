@@ -171,6 +171,7 @@ class CostsHook(Hook):
 
 
 def _check_seconds(name: str, value: object) -> None:
+    """Raise TypeError or ValueError unless the value is a number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number of seconds, got {value!r}")
     if not value > 0:

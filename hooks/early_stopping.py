@@ -110,6 +110,7 @@ class EarlyStoppingHook(Hook):
 
     @stopping_threshold.setter
     def stopping_threshold(self, threshold: float | None) -> None:
+        """Set the threshold, and its product with the sign, which later scores are compared with."""
         if threshold is not None:
             number("stopping_threshold", threshold)
         self._threshold = threshold
@@ -132,6 +133,7 @@ class EarlyStoppingHook(Hook):
 
     @best.setter
     def best(self, score: float | None) -> None:
+        """Set the best score, and the bound that a later score must exceed by its delta."""
         self._best = score
         self._signed_to_beat = -inf  # a score is better than the best one if score * sign is above this
         if score is not None:

@@ -190,6 +190,7 @@ class FlatCosineAnnealingLrUpdaterHook(LrUpdaterHook):
         number("start_percent", start_percent, least=0, below=1)
 
         def value(base: float, p: int, total: int) -> float:
+            """Return the rate after p of `total` epochs or iterations, for the initial rate `base`."""
             start = round(total * start_percent)
             if p < start:
                 return base
@@ -240,6 +241,7 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
         ends = [*accumulate(periods)]  # in epochs or iterations since the start of the run
 
         def value(base: float, p: int, total: int) -> float:
+            """Return the rate after p of `total` epochs or iterations; each period begins at its weight."""
             if ends[-1] < total:
                 raise ValueError(f"periods are {ends[-1]} together, and the run has {total}: add periods")
             index = min(bisect_right(ends, p), len(ends) - 1)
@@ -336,6 +338,7 @@ class OneCycleLrUpdaterHook(LrUpdaterHook):
         return self.total_steps
 
     def _set_initial_values(self, trainer: Trainer) -> None:
+        """Set each group's initial rate, from which the cycle rises to its `max_lr`."""
         for name, optimizer in named_optimizers(trainer.optimizer).items():
             rates = policies.per_group("max_lr", self.max_lr, name, optimizer)
             for group, rate in zip(optimizer.param_groups, rates, strict=True):

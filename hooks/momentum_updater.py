@@ -190,6 +190,7 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
         return lambda base, p, total: base
 
     def _set_initial_values(self, trainer: Trainer) -> None:
+        """Set the lowest and the highest momentum of each group; the cycle begins at the highest."""
         for name, optimizer in named_optimizers(trainer.optimizer).items():
             lowest_values = policies.per_group("base_momentum", self.base_momentum, name, optimizer)
             highest_values = policies.per_group("max_momentum", self.max_momentum, name, optimizer)
@@ -201,6 +202,7 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
                 group["initial_momentum"] = highest
 
     def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
+        """Return the momentum in the cycle, which falls while the learning rate rises."""
         highest: float = group["initial_momentum"]
         # a group added during the run has no "base_momentum", so its momentum stays the same
         lowest: float = group.get("base_momentum", highest)

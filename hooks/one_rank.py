@@ -52,6 +52,7 @@ def _on_rank(rank: int, fn: Any) -> Any:
 
         @wraps(fn)
         async def run_in_background(*args: Any) -> Any:
+            """Await the function on its rank only, and refuse its collectives if there are other ranks."""
             own_rank, world_size = rank_and_world_size()
             if own_rank != rank:
                 return None
@@ -63,6 +64,7 @@ def _on_rank(rank: int, fn: Any) -> Any:
 
     @wraps(fn)
     def run(*args: Any) -> Any:
+        """Call the function on its rank only, and refuse its collectives if there are other ranks."""
         own_rank, world_size = rank_and_world_size()
         if own_rank != rank:
             return None
@@ -108,6 +110,7 @@ class _NoCollectives(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Raise RuntimeError for a collective, and run any other operator."""
         if func.namespace in _COLLECTIVES:
             raise RuntimeError(
                 f"{self._name} runs on rank {self._rank} only, and its {func} would wait forever for the "

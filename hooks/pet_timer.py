@@ -294,6 +294,7 @@ class TestHook(Hook):
             self._toc(name)
 
     def _tic(self, name: str) -> None:
+        """Start a timer, and create it at its first use; count the iterations."""
         if name == "iter":
             self.iter += 1
         timer = self.timers.get(name)

@@ -232,6 +232,7 @@ class PreciseBN(Hook):
             return self._forward
 
         def run_step(model: torch.nn.Module, batch: Any) -> Any:
+            """Run the training step; its error gets a note, because the step may do too much."""
             try:
                 return step(trainer, batch)
             except Exception as error:

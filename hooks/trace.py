@@ -253,6 +253,7 @@ class TraceHook(Hook):
         """Start a thread that writes the file of a window, and then sets `written`, also after an error."""
 
         def write() -> None:
+            """Write the file, and log an error, which must not end the training."""
             try:
                 write_trace(directory, facts, recorder)
             except Exception as error:

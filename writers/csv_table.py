@@ -57,7 +57,8 @@ class Table:
         self._file: FileIO | None = None
         if self.path.exists() and self.path.stat().st_size:
             header = self._read_header()
-            if self._cut_torn_row():  # 0 bytes remain if a kill cut the header itself short
+            remaining_bytes = self._cut_torn_row()
+            if remaining_bytes:  # 0 if a kill cut the header itself short
                 self.columns = header
                 for key, _ in self._rows():
                     self._record_step(*key)
@@ -211,7 +212,7 @@ class Table:
         return header
 
     def _cut_torn_row(self) -> int:
-        """Remove the last row if a kill cut it short, and return the size of the file in bytes."""
+        """Remove the last row if a kill cut it short, and return the remaining size of the file in bytes."""
         with FileIO(self.path, "rb+") as file:
             if removed := cut_torn_line(file.fileno(), bool):
                 logger.warning(

@@ -187,6 +187,7 @@ class EventLogWriter(TimedWriter):
         self._sync()
 
     def close(self) -> None:
+        """Sync the file to the disk, and close it also after an error."""
         if (file := self._file) is not None:
             try:
                 self._sync()

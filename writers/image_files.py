@@ -51,6 +51,7 @@ class ImageFileWriter(Writer):
         self._written = {}
 
     def write(self, event: Event) -> None:
+        """Write the image by way of a temporary file, so that no viewer reads a part of it."""
         assert isinstance(event, ImageLogged)
         data = self._pixels.png(self._pixels.pixels(event))
         path = self._path(event)

@@ -212,6 +212,7 @@ class MLflowWriter(TrackerWriter):
         return f" at {masked(self._uri, secrets_of(self._uri))}"
 
     def secrets(self) -> list[str]:
+        """Return the passwords of MLflow's server, which come from the environment or the URI."""
         user = os.environ.get("MLFLOW_TRACKING_USERNAME", "")
         password = os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
         login = [basic_login(user, password)] if password else []
@@ -274,6 +275,7 @@ class MLflowWriter(TrackerWriter):
             self._sent_params.update(request_names)
 
     def _send_image(self, event: ImageLogged) -> None:
+        """Send an image by a temporary file, because MLflow's client takes a path."""
         if (png := self.png_of(event)) is None:
             return
         with TemporaryDirectory() as folder:

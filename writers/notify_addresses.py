@@ -221,6 +221,7 @@ class _RecordFactory:
         self._factory = factory
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        """Create a record, whose level is `DROPPED` while logs are switched off."""
         record = self._factory(*args, **kwargs)
         if _silent.get():
             record.levelno = DROPPED

@@ -282,6 +282,7 @@ def _key_values(attributes: Mapping[str, object]) -> list[KeyValue]:
 
 
 def _any_value(value: object) -> AnyValue:
+    """Return the value in OTLP's form; as text if it is no bool, int or float."""
     match value:
         case bool():
             return AnyValue(bool_value=value)

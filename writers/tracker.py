@@ -346,7 +346,7 @@ class TrackerWriter(TimedWriter):
         try:
             with replacing(self._state_path, durable=False) as file:
                 file.write(msgspec.json.encode(self._known))
-        except OSError as error:  # raising it would make the bus deliver events that were sent once more
+        except OSError as error:  # raising it would make the bus deliver again events that were already sent
             self.warn_once("state", f"{self._state_path} cannot be written: {error}")
 
     # --- what subclasses share -----------------------------------------------------------------------------

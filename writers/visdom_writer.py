@@ -189,6 +189,7 @@ class VisdomWriter(Writer):
             raise self._lost()
 
     def close(self) -> None:
+        """Warn of keys that were never logged, and send the last points."""
         if self._missing:
             logger.warning(
                 "VisdomWriter: interested_keys never logged: %s; expected names of metrics, or mode/name",

@@ -231,6 +231,7 @@ class WandbWriter(TrackerWriter):
             sleep(0.02)
 
     def where(self) -> str:
+        """Return the address and the log for an error's text, without the password in the URL."""
         url = os.environ.get("WANDB_BASE_URL", "")
         log = Path(self._get_run().work_dir, "wandb", "debug-internal.log")
         at_url = f" at {masked(url, secrets_of(url))}" if url else ""

@@ -102,6 +102,7 @@ class Writer:
     _made_with: functools.partial[Any] | None = None  # constructs a writer with the same arguments
 
     def __init_subclass__(cls, **options: Any) -> None:
+        """Check the methods and attributes of a new writer class, and store its constructor's arguments."""
         super().__init_subclass__(**options)
         if isinstance(cls.events, str | type):
             cls.events = several(cls.events)

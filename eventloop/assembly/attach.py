@@ -104,6 +104,7 @@ def free_directory(path: Path) -> Path:
 
 
 def _make_free(path: Path) -> Path:
+    """Create the directory, or one with the next free number if another run has it; return its path."""
     free, number = path, 1
     while True:
         try:
@@ -333,6 +334,7 @@ def _with_defaults(
 
 
 def _given(name: str, given: Any, defaults: Mapping[str, Any]) -> list[tuple[str | None, Any]]:
+    """Return the name and hook of an argument of the trainer, built if it is a config; [] for None."""
     if given is None:
         return []
     hook = build({**defaults, **given}, HOOKS) if isinstance(given, Mapping) else given
@@ -354,6 +356,7 @@ def _additional(name: str, given: Any) -> list[tuple[str | None, Any]]:
 
 
 def _name_hooks(named: list[tuple[str | None, Any]]) -> None:
+    """Give each hook a name of its own, by which checkpoints store states; refuse equal state names."""
     taken: set[str] = set()
     for default_name, hook in named:
         name = hook.name or default_name or type(hook).__name__

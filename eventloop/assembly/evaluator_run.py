@@ -58,6 +58,7 @@ def refuse_training(bus: Bus) -> None:
 
 
 def _refuse(trainer: Any, event: BeforeTrain) -> None:
+    """Raise an error when a training begins, because the evaluator only validates."""
     raise RuntimeError(
         "expected a function that builds the trainer and returns it, and got a training: move the call of "
         "train() out of the function that `eventloop evaluate` is given"

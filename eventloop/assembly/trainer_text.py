@@ -19,6 +19,7 @@ def trainer_text(trainer: TrainerParts) -> str:
 
 
 def _text(trainer: TrainerParts) -> str:
+    """Return the text of a complete trainer; raise an error if its construction has failed."""
     counts = (trainer.epoch, trainer.max_epochs, "epochs"), (trainer.iter, trainer.max_iters, "iterations")
     lines = {
         "model": type(trainer.model).__name__,

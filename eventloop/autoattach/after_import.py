@@ -42,6 +42,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return the spec of a module with an action, whose loader calls it; None for other modules."""
         if fullname not in self._actions:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
@@ -62,6 +63,7 @@ class _Loader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code, and then the action, which may patch its classes."""
         # from now on the module and its spec have the loader that they would have without this one
         module.__loader__ = self._loader
         if module.__spec__ is not None:

@@ -82,6 +82,7 @@ def _lightning_trainers(attacher: Attacher, changes: ExitStack, module: ModuleTy
 
     @wraps(configure)
     def configure_and_create(connector: Any, *args: Any, **kwargs: Any) -> None:
+        """Configure the trainer's callbacks, and create ours unless it has one or its other ranks lack one."""
         configure(connector, *args, **kwargs)
         trainer = connector.trainer
         bridge = sys.modules.get("eventloop.bridges.lightning")  # imported if the script uses it
@@ -143,6 +144,7 @@ def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) ->
         """Create our callback when Transformers calls this class; without a bridge, one without effect."""
 
         def __new__(cls) -> Any:
+            """Return our callback, which then joins the trainer that is being created."""
             bridge = attacher.bridge("Transformers", "transformers")
             if bridge is None:
                 return module.TrainerCallback()
@@ -196,6 +198,7 @@ def _with_transformers_callback(call: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(call)
     def call_with_callback(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the method with our callback in the list, at its place; leave it out afterwards."""
         callback, index = vars(trainer).get(TRANSFORMERS_ATTRIBUTE, (None, 0))
         handler = trainer.callback_handler
         if callback is None or any(present is callback for present in handler.callbacks):
@@ -220,8 +223,11 @@ def _mmengine(attacher: Attacher, changes: ExitStack, module: ModuleType) -> Non
     runner_class = module.Runner
 
     def wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `Runner.run` so that it runs with our hook."""
+
         @wraps(run)
         def run_with_hook(runner: Any, *args: Any, **kwargs: Any) -> Any:
+            """Run with our hook in the runner's list, and remove it afterwards."""
             hook = _mmengine_hook(attacher, runner)
             if hook is None or any(present is hook for present in runner.hooks):
                 return run(runner, *args, **kwargs)

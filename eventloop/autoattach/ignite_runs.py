@@ -43,6 +43,7 @@ class IgniteRuns:
 
         @wraps(run)
         def attach_and_run(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            """Run an engine, by its bridge if it has one; a first run may attach one before it."""
             if not hasattr(self._thread, "running"):
                 self._thread.running = []
             running: list[Any] = self._thread.running

@@ -34,6 +34,7 @@ def check_script(script: str, *, module: bool) -> None:
 
 
 def _check_module(name: str) -> None:
+    """Raise FileNotFoundError if `python -m name` would not find the module."""
     sys.path.insert(0, os.getcwd())  # `python -m` searches the current directory first, too
     try:
         exists = find_spec(name) is not None

@@ -37,6 +37,7 @@ def appenders(
             append(Stamped(event, perf_counter()))
 
     def passes_and_has_room(event: Event) -> bool:
+        """Return whether the early filter lets an event pass; if so, wait for room in the queue first."""
         passes = early is None or inbox.passes(early, event)
         if passes:
             background.wait_for_room(subscriber)

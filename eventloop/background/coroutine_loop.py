@@ -54,6 +54,7 @@ class CoroutineLoop:
             self._began.set()
 
     async def _main(self) -> None:
+        """Run on the loop until `stop`, so that the loop stays open for the tasks of subscribers."""
         self._stop = anyio.Event()
         self._loop = asyncio.get_running_loop()
         self._began.set()

@@ -236,6 +236,7 @@ class Attachment:
         return names[0] if names else ""
 
     def _add_commands(self, trainer: HostedTrainer) -> None:
+        """Let commands use the host's methods, refuse those of our loop, and add those of the program."""
         refuse_loop_commands(trainer)
         self.steer(trainer)
         for function in self.commands:
@@ -308,6 +309,7 @@ class Attachment:
 
         @wraps(call)
         def ending_run(*args: Any, **kwargs: Any) -> Any:
+            """Call the function; after an error end the run, unless an outer wrapped call will do so."""
             self._call_depth += 1
             try:
                 return call(*args, **kwargs)

@@ -161,6 +161,7 @@ class Foreign(Hook):
     def _subscribe(
         self, bus: Bus, call: ForeignCall, name: str, priority: Priority | int | str | None
     ) -> None:
+        """Subscribe a handler of its own for each callback, so that reports have the name of each."""
         fn = call.fn
 
         def handler(trainer: Any, event: Any) -> None:

@@ -108,6 +108,7 @@ class HostSchedules:
 
         @wraps(call)
         def without_factors(*args: Any, **kwargs: Any) -> Any:
+            """Call the function while factors are removed; apply them again also after an error."""
             self.remove()
             try:
                 return call(*args, **kwargs)

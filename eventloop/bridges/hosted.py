@@ -41,6 +41,7 @@ class HostedTrainer(DrivenTrainer):
 
     @native.setter
     def native(self, native: Any) -> None:
+        """Set the host's trainer, by a strong reference if its class allows no weak one."""
         try:
             self._native = ref(native)
         except TypeError:
@@ -107,7 +108,8 @@ class HostedTrainer(DrivenTrainer):
         """Begin an evaluation; first end an evaluation that the host has not ended."""
         self.exit_evaluation()
         super().begin_val(mode)
-        if self.by_command:  # hooks such as early stopping ignore an evaluation with this reason
+        if self.by_command:
+            # of both closing events: hooks such as early stopping ignore an evaluation with this reason
             for scope in self._evaluated:
                 scope.reason = BY_COMMAND
 

@@ -126,21 +126,23 @@ class OptunaPruningHook(Hook):
             ending = unreported(self._monitor, event.metrics)
             raise ValueError(f"OptunaPruningHook monitors {self._monitor!r}, {ending}")
         score, step = float(event.metrics[self._monitor]), event.epoch if trainer.by_epoch else trainer.iter
-        if self._should_prune(score, step, together=trainer.world_size > 1):
+        if self._should_prune(score, step, several_ranks=trainer.world_size > 1):
             unit = "epoch" if trainer.by_epoch else "iteration"
             self._pruned = f"{self._monitor} is {score:g} at {unit} {step}"
             trainer.during_run.push(lambda *ending: self._raise(trainer, *ending))  # called at the run's end
             trainer.stop(f"pruned by Optuna: {self._pruned}")
 
-    def _should_prune(self, score: float, step: int, *, together: bool) -> bool:
+    def _should_prune(self, score: float, step: int, *, several_ranks: bool) -> bool:
         """Report the score, and return the pruner's answer, which all ranks receive from rank 0.
 
-        Rank 0 also sends its error, so that the other ranks do not wait for an answer forever.
+        Only rank 0 reports to the study; a `TorchDistributedTrial` on another rank waits for it there.
+        Rank 0 also sends the error of its report, so that the other ranks do not wait for an answer forever.
+        Rank 0 raises that error itself, and each other rank a RuntimeError with its text.
 
         Args:
-            together: whether the run has several ranks.
+            several_ranks: whether the run has several ranks; then this is a collective.
         """
-        if not together:
+        if not several_ranks:
             return self._report(score, step)
         failure: Exception | None = None
         try:
@@ -155,6 +157,7 @@ class OptunaPruningHook(Hook):
         return verdict.prune
 
     def _report(self, score: float, step: int) -> bool:
+        """Report the score to this rank's trial, and return its answer; False without a trial."""
         if self._trial is None:  # on a rank other than 0
             return False
         self._trial.report(score, step)

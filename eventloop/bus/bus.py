@@ -282,8 +282,7 @@ class Bus:
     def emit(self, event: Event, trainer: Any = None) -> None:
         """Append an event to its background subscribers' queues, and run its sync handlers on this thread.
 
-        Background subscribers may call this too. In a forked process, such as a loader worker, the event
-        reaches no handler.
+        Background subscribers may call this too. In a forked process the event reaches no handler.
 
         Raises:
             TypeError: `event` is not an event.
@@ -345,10 +344,7 @@ class Bus:
             raise self.health.errors.popleft()
 
     def deliver_mail(self, trainer: Any = None) -> None:
-        """Run the sync handlers of health events; unlike `poll`, raise no errors of subscribers.
-
-        It is called at the end of a run, where `close` raises these errors.
-        """
+        """Run the sync handlers of health events, and leave subscribers' errors for `close` to raise."""
         mail = self.health.mail
         while mail:
             event = mail.popleft()
@@ -528,6 +524,7 @@ class Bus:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        """Close the bus; an error of the close becomes a note of the block's error, if there is one."""
         try:
             self.close()
         except Exception as closing_error:
@@ -536,6 +533,7 @@ class Bus:
             error.add_note(f"closing the bus then raised {closing_error!r}")
 
     def __reduce__(self) -> str | tuple[Any, ...]:
+        """Raise TypeError, because a bus belongs to its process, with its threads and locks."""
         raise TypeError(
             "a Bus cannot be pickled: it belongs to the process that made it. Something sent to another "
             "process (a Dataset, a collate function) holds it, or the trainer: let it hold plain values"
@@ -555,6 +553,7 @@ class Bus:
     def _subscribe(
         self, fn: Callable[..., Any], events: tuple[str | type[Event], ...], options: Options
     ) -> Subscription:
+        """Subscribe with checked options; a new background subscriber reopens a bus that a run has closed."""
         if self.closed and self.for_runs and (options.offload or is_coroutine_function(fn)):
             self._subscribers.check(fn, events, options)  # first, so that only a valid one reopens the bus
             self.reopen()

@@ -68,8 +68,8 @@ HandOver = Callable[[Event], object]
 OnFailure = Callable[[BaseException, tuple[Handler, ...], int, Event, Any], bool]
 """The type of a function that reacts to a handler's error; it returns whether it has run the later handlers.
 
-Its arguments are the error, the handlers of the plan, the index of the failed handler (-1 if no handler
-failed), the event and the trainer.
+Its arguments are the error, the handlers of the plan, the index of the failed handler (-1 if the error came
+before them, as from a background queue's filter), the event and the trainer.
 """
 
 
@@ -177,6 +177,7 @@ class Plan:
         ]
 
         def run(event: Event, trainer: Any) -> None:
+            """Append the event to the background queues, and then call the handlers in their order."""
             index = -1
             try:
                 for enqueue in hand_overs:

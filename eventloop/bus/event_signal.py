@@ -66,9 +66,9 @@ class EventSignal(blinker.Signal):
         super().__init__(doc=event_type.__doc__)
         self.event_type = event_type
         self.name = event_name(event_type)
-        self.closing = self.name.startswith("after_")  # whether handlers run after the error of another one
-        self.failing: BaseException | None = None  # that error, while they run
-        self._emitted = 0  # the number of events that earlier plans have dispatched
+        self.closing = self.name.startswith("after_")  # whether a handler's error lets the later ones run
+        self.failing: BaseException | None = None  # that error, while the later handlers run
+        self._emitted = 0  # the number of events that the plans dropped so far have dispatched
         self._owner = owner
         self._published = published
         self._housekeeping = housekeeping
@@ -81,7 +81,7 @@ class EventSignal(blinker.Signal):
         self._sampling = Sampling()
         self._recorder: SpanRecorder | None = None
         self._plan: Plan | None = None  # None from a change to the next emit
-        self._latest: Event | None = None  # the last event that an earlier plan has dispatched
+        self._latest: Event | None = None  # the last event of the plans dropped so far, for `latest`
         self._changes = 0  # the number of changes so far, to find a change during a compilation
         # reentrant, because a weak receiver may be freed, and so disconnected, while the lock is held
         self._compiling = threading.RLock()
@@ -118,7 +118,10 @@ class EventSignal(blinker.Signal):
         self._changed()
 
     def _disconnect(self, receiver_id: Any, sender_id: Any) -> None:
-        # blinker also calls this when a weak receiver is freed, and at the end of a `connected_to` block
+        """Drop the handler of a receiver that blinker has disconnected from its last sender.
+
+        blinker also calls this when a weak receiver is freed, and at the end of a `connected_to` block.
+        """
         super()._disconnect(receiver_id, sender_id)
         if receiver_id not in self.receivers and self._handlers.pop(receiver_id, None) is not None:
             self._changed()
@@ -134,6 +137,7 @@ class EventSignal(blinker.Signal):
 
     @is_muted.setter
     def is_muted(self, muted: bool) -> None:
+        """Count the begin or the end of a `muted()` block, because blocks may be nested."""
         if not hasattr(self, "_mutes"):  # blinker's `__init__` sets `is_muted` before `_mutes` exists
             return
         self._mutes = max(0, self._mutes + (1 if muted else -1))
@@ -297,6 +301,7 @@ class EventSignal(blinker.Signal):
         senders = self._by_receiver[receiver_id]
 
         def call(trainer: Any, *, event: Event) -> None:
+            """Call the receiver, unless it was freed or is connected only to other senders."""
             sender = self._owner if trainer is None else trainer
             target = resolve()
             if target is not None and (ANY_ID in senders or make_id(sender) in senders):
@@ -319,7 +324,7 @@ class EventSignal(blinker.Signal):
         Args:
             error: the error of the handler.
             handlers: all handlers of the event, in their order.
-            index: the failed handler; -1 if no handler failed.
+            index: the failed handler; -1 if the error came before them, as from a background queue's filter.
             event, trainer: the arguments of the emit.
         """
         if not 0 <= index < len(handlers):

@@ -82,7 +82,7 @@ class Handler:
             sender: the object that the handler receives as its trainer.
             event: the event.
         """
-        if not self.filtered:  # else `fire` counts the call
+        if not self.filtered:  # a filtered handler is counted in `fire`, for events that pass its filter
             self.calls += 1
         return self.run(event, sender)
 

@@ -93,6 +93,7 @@ class Subscribers:
                 raise
 
     def _add(self, subscription: Subscription, takes: Takes, options: Options) -> None:
+        """Add a subscription to the signals of its events; add a subscriber to the background if needed."""
         if subscription.runs_on != "sync":
             subscriber = subscription.subscriber = self._background.add(
                 subscription.name, subscription.fn, options.background, options.offload, options.loop
@@ -316,6 +317,7 @@ class Subscribers:
         }
 
     def _appenders(self, subscriber: Subscriber, event_type: type[Event]) -> tuple[HandOver, HandOver]:
+        """Return `appenders`' functions; while a flush waits, both also count events for it."""
         plain, timed = appenders(self._background, subscriber, event_type)
         if not self._waiting_flushes:
             return plain, timed
@@ -329,6 +331,7 @@ class Subscribers:
         )
 
     def _make_signal(self, event_type: type[Event]) -> EventSignal:
+        """Create the signal of an event at its first use, and attach the subscriptions to "*"."""
         signal = EventSignal(event_type, self._owner, self._publish, lambda: self._background.limit_queues())
         signal.record(self._recorder)
         self.signals[event_type] = signal
@@ -365,6 +368,7 @@ class Subscribers:
             signal.connect(handler)
 
     def _budget(self, subscription: Subscription, timing: Timing, event: str) -> Budget | None:
+        """Return the budget of a subscription, which reports an excess once; None without a limit."""
         seconds, name = subscription.options.budget, subscription.name
         if seconds is None:
             return None
@@ -377,6 +381,7 @@ class Subscribers:
         return Budget(seconds, exceeded)
 
     def _types_of(self, subscription: Subscription) -> tuple[type[Event], ...]:
+        """Return the subscribed types; for "*" all known ones that the subscription can receive."""
         if not subscription.wildcard:
             return subscription.events
         sync = subscription.subscriber is None

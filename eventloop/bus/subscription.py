@@ -59,9 +59,7 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     peak_queued: int
     """The largest number of events that waited at a time, in the queue and its temporary file."""
     error: str = ""
-    """The last error, and whether it ended the subscriber; or the call in which the subscriber is stuck,
-    after a flush or close has waited in vain.
-    """
+    """The last error, and whether it ended the subscriber; or the call that a flush awaited in vain."""
     spilled: int = 0
     """Events that exceeded the queue and waited in a temporary file, with `overflow="spill"`."""
     losses_logged: bool = False
@@ -106,15 +104,16 @@ class DrainReport(msgspec.Struct, frozen=True):
         return self.complete and not any(stats.shortfall for stats in self.stats)
 
     def __str__(self) -> str:
-        short = [(stats, text) for stats in self.stats if (text := stats.shortfall)]
+        """Return the number of delivered events, and a line for each subscriber that lost events."""
+        with_losses = [(stats, text) for stats in self.stats if (text := stats.shortfall)]
         delivered = sum(stats.delivered for stats in self.stats if stats.runs_on != "sync")
-        head = f"{'dealt with in time' if self.complete else 'time ran out'}: {delivered:,} delivered"
-        if not short:
-            return f"{head}, none dropped, none failed, none left"
-        lines = [f"{text} ({stats.delivered:,} delivered)" for stats, text in short[:REPORT_LINES]]
-        if (more := len(short) - REPORT_LINES) > 0:
+        total = f"{'dealt with in time' if self.complete else 'time ran out'}: {delivered:,} delivered"
+        if not with_losses:
+            return f"{total}, none dropped, none failed, none left"
+        lines = [f"{text} ({stats.delivered:,} delivered)" for stats, text in with_losses[:REPORT_LINES]]
+        if (more := len(with_losses) - REPORT_LINES) > 0:
             lines.append(f"and {more} more")
-        return "\n  ".join([f"{head}, not everything:", *lines])
+        return "\n  ".join([f"{total}, not everything:", *lines])
 
 
 class PlanRow(msgspec.Struct, frozen=True):
@@ -213,6 +212,7 @@ def in_microseconds(budget: float | None) -> float | None:
 
 
 def _check_offload(name: str, offload: str | None) -> Offload | None:
+    """Return `offload` after a check; a worker process needs a system with POSIX signals."""
     if offload == "process":
         if not hasattr(signal, "pthread_sigmask"):
             raise ValueError(f"{name}: offload='process' needs a POSIX system: use offload='thread'")

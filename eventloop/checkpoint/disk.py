@@ -154,6 +154,7 @@ class Sink:
             self._hash.update(cached)
 
     def _write_pieces(self, view: memoryview) -> None:
+        """Write the bytes in pieces, so that a save that was given up ends soon."""
         for start in range(0, len(view), PIECE):
             if self._given_up is not None and self._given_up.is_set():
                 raise SaveGivenUp("the save was given up")
@@ -163,6 +164,7 @@ class Sink:
                 start_writing_back(self._file, self.size - len(piece), len(piece))
 
     def _write_all(self, piece: memoryview) -> None:
+        """Write a whole piece, in several calls if the disk takes less at a time."""
         while piece:
             written = self._disk.write(self._file, piece)
             if written <= 0:
@@ -206,6 +208,7 @@ def run_together(works: Sequence[Callable[[], None]]) -> list[Exception | None]:
     errors: list[Exception | None] = [None] * len(works)
 
     def run(number: int) -> None:
+        """Call the function of this number, and store its error for the calling thread."""
         try:
             works[number]()
         except Exception as error:

@@ -263,6 +263,7 @@ def list_leftovers(directory: Path, *, owned: bool = False) -> list[Leftover]:
 
 
 def _bytes_of(path: Path) -> int:
+    """Return the size of a file or directory, as far as it can be read now."""
     total = 0
     with suppress(OSError):  # the path is being renamed or removed
         for file in [path, *path.rglob("*")]:

@@ -116,6 +116,7 @@ class Manifest(Label, frozen=True, kw_only=True):
     files: dict[str, FileEntry] = {}
 
     def __post_init__(self) -> None:
+        """Refuse contradictory ranks, and names of files that would lead out of the directory."""
         Label.__post_init__(self)
         if (self.schema == SHARDED_SCHEMA) != (self.ranks is not msgspec.UNSET):
             raise ValueError(f"ranks: expected a number in schema {SHARDED_SCHEMA} alone, got {self.ranks!r}")
@@ -333,6 +334,7 @@ def open_verified(directory: Path, name: str, manifest: Manifest | None = None) 
 
 
 def _open(path: Path) -> BufferedReader:
+    """Open a file of a checkpoint; raise CheckpointError if it cannot be opened."""
     try:
         return open(path, "rb")
     except OSError as error:
@@ -344,6 +346,7 @@ def _incomplete(path: Path, error: Exception) -> CheckpointError:
 
 
 def _check(file: BufferedReader, path: Path, entry: FileEntry) -> None:
+    """Raise CheckpointError if a file's size or hash is not that of the manifest."""
     _check_size(file.seek(0, 2), path, entry)
     file.seek(0)
     try:

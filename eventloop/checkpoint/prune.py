@@ -89,6 +89,7 @@ def carry_out(stock: Stock, plan: Plan) -> list[str]:
 
 
 def _remove_leftovers(stock: Stock, names: Iterable[str]) -> list[str]:
+    """Remove what killed processes have left, and return a sentence for each failure."""
     errors = []
     for path in (stock.directory / name for name in names):
         if is_alive(path, owned=stock.owned):  # since the plan, a new process may have got the id in the name

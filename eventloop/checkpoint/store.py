@@ -152,6 +152,7 @@ def read_small_part(path: str | Path, map_location: Any = "cpu", rank: int | Non
 
 
 def _read_sharded(path: Path, manifest: Manifest, sha256: str, map_location: Any, rank: int | None) -> Loaded:
+    """Read a sharded checkpoint's small files, and of the ranks' own states only those of `rank`."""
     from eventloop.checkpoint.sharded.reader import Shards  # it imports torch.distributed.checkpoint
 
     shards = Shards.of(path, manifest)

@@ -81,6 +81,7 @@ def _set_modes(modes: list[tuple[torch.nn.Module, bool]]) -> None:
 
 @torch.no_grad()
 def _set_buffers(buffers: list[tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]]) -> None:
+    """Copy values into buffers in place, and put back a buffer that the module has replaced since."""
     for module, name, buffer, value in buffers:
         buffer.copy_(value)
         if getattr(module, name) is not buffer:

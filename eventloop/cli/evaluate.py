@@ -93,6 +93,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
+    """Run the evaluator, and return the exit status: 130 after Ctrl-C, 1 after a failed validation."""
     evaluator = _evaluator(options)
     evaluator.run(follow=options.follow)
     if evaluator.known:
@@ -113,6 +114,7 @@ def _validated_before(names: Sequence[str]) -> str:
 
 
 def _evaluator(options: argparse.Namespace) -> Evaluator:
+    """Return the evaluator of the options; its module imports torch, which other commands do not need."""
     from eventloop.sidecar.evaluator import Evaluator
 
     return Evaluator(

@@ -71,6 +71,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _cells(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Return the cells padded to the widths of their columns; the first and the last two hold text."""
     left_aligned = {0, len(row) - 2, len(row) - 1}
     return [
         cell.ljust(width) if i in left_aligned else cell.rjust(width)

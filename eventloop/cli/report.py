@@ -145,6 +145,7 @@ def _report_missing(reports: list[Report]) -> int:
 
 
 def _as_json(reports: list[Report]) -> str:
+    """Return one report as a JSON object, and several as an array."""
     import msgspec
 
     document = reports[0] if len(reports) == 1 else reports

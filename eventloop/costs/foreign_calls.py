@@ -58,6 +58,7 @@ class ForeignCalls:
 
         @wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
+            """Call the function and measure it; charge its time to "hooks" unless an outer call does."""
             within_call, self._within_call = self._within_call, True
             began = perf_counter()
             try:

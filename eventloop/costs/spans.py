@@ -150,6 +150,7 @@ class SpanRecorder:
         """Return a function that calls `run`, which dispatches the event `name`, and records each call."""
 
         def watched(event: Event, trainer: Any) -> None:
+            """Dispatch the event and record a span, also if a handler raises an error."""
             began = perf_counter()
             try:
                 run(event, trainer)
@@ -176,6 +177,7 @@ class SpanRecorder:
         """
 
         def watched(event: Event, trainer: Any) -> None:
+            """Run the handler and record a span, if the event passes its filter."""
             if passes is not None and not passes(event):
                 return
             began = perf_counter()

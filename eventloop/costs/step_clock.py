@@ -145,7 +145,9 @@ class StepClock:
             return
         self._waited_sums[wait.cause] += wait.seconds
         self.excluded += wait.seconds
-        self._last_end -= wait.seconds  # the wall time of the iteration still includes the wait
+        # as `excluded` has grown, the end of this iteration comes out earlier by the wait. The last end moves
+        # back as well, so that the wall time, their difference, still includes the wait
+        self._last_end -= wait.seconds
         if self._waits_after != self.iterations:
             self._latest_waits, self._waits_after = 0.0, self.iterations
         self._latest_waits += wait.seconds

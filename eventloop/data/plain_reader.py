@@ -99,6 +99,7 @@ class PlainReader:
             )
 
     def _batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches, and store the random state before each, from which it can be read again."""
         while True:
             self._read_with.append(torch.get_rng_state())
             try:
@@ -206,6 +207,7 @@ def _leaves(batch: Any) -> Iterator[Any]:
 
 
 def _nested(batch: Any) -> Iterator[Any]:
+    """Yield the values in nested mappings, lists and tuples, in their order."""
     if isinstance(batch, Mapping):
         for item in batch.values():
             yield from _nested(item)

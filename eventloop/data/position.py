@@ -49,7 +49,7 @@ class LoaderPosition:
 
     def __init__(self, trainer: TrainerParts) -> None:
         self._trainer = trainer
-        self._passes = 0  # the number of passes that were opened
+        self._passes = 0  # the number of passes that were opened, the interrupted one of a resume included
         self.length: int | None = None
         """The number of batches of the current pass, if it is known."""
         self.batches = 0
@@ -137,15 +137,20 @@ class LoaderPosition:
         self._resuming = self.batches > 0
 
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Open a pass over the train loader, and return its batches; of a resumed pass only the rest."""
+        """Open a pass over the train loader, and return its batches; of a resumed pass only the rest.
+
+        The reader opens it at the end, after everything that a pass reads at its begin was restored.
+        """
         self.length = self._trainer.limits.length("train", loader)
-        skip = self.skipped = self.batches if self._resuming else 0
+        skip = self.skipped = self.batches if self._resuming else 0  # batches of a resumed pass to leave out
         self._resuming = False
         self._restore_own(loader, opening=not skip)
         self._rewind(loader, skip)
         reader = self._reader(loader)
         if self._loader_state is not None:
-            if self._passes > bool(skip):  # there was a pass before the one that is opened
+            # after an earlier pass (a resumed pass counts already) a loader of torchdata, new in this process,
+            # must not open this one as its first, for which it draws no seed
+            if self._passes > bool(skip):
                 reset_iterators(loader)
             reader.load_state_dict(loader, self._loader_state)
             self._loader_state = None

@@ -36,12 +36,14 @@ class Rest(Sampler[Any]):
         self._has_order_of_all = isinstance(sampler, DistributedSampler)
 
     def __len__(self) -> int:
+        """Return the number of indices that this rank still reads, as many as any other rank."""
         if not self._has_order_of_all:
             return max(0, len(self._sampler) - self._samples // self._shares)
         left = max(0, len(self._sampler.dataset) - self._samples)
         return left // self._shares if self._sampler.drop_last else -(-left // self._shares)
 
     def __iter__(self) -> Iterator[Any]:
+        """Return this rank's indices: its share of the order of all ranks, or the rest of its own order."""
         if not self._has_order_of_all:
             return islice(self._sampler, self._samples // self._shares, None)
         whole = copy.copy(self._sampler)

@@ -143,6 +143,7 @@ def _has_state(generator: _Generator) -> bool:
 
 
 def _state_of(generator: _Generator) -> list[Any]:
+    """Return a generator's state as tensors and plain values, which `weights_only=True` can load."""
     if isinstance(generator, torch.Generator):
         return [generator.get_state()]
     if isinstance(generator, np.random.Generator):
@@ -153,6 +154,7 @@ def _state_of(generator: _Generator) -> list[Any]:
 
 
 def _restore(generator: _Generator, state: list[Any]) -> None:
+    """Set the state of a generator to a result of `_state_of`."""
     if isinstance(generator, torch.Generator):
         # a copy: of a view into a file's memory torch would read the bytes at the begin of that memory
         generator.set_state(state[0].clone())

@@ -70,6 +70,7 @@ def choose_device(device: str | torch.device | None) -> torch.device | None:
 
 
 def _fastest_device() -> torch.device:
+    """Return the CUDA device of this rank, else MPS, else the CPU; CUDA then uses it by default."""
     if torch.cuda.is_available():
         rank, count = _local_rank(), torch.cuda.device_count()
         if rank >= count:

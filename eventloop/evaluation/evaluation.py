@@ -289,6 +289,7 @@ def before_drawing(
     states = [(loader, own_random_state(loader)) for loader in loaders if loader is not trained_on]
 
     def restore() -> None:
+        """Restore the random states of the training, of the loaders, and of the model's own generators."""
         set_random_state(trained_on, state_of_training)
         for loader, state in states:
             set_own_random_state(loader, state, opening=True)  # the state before the pass was opened

@@ -51,6 +51,7 @@ class Loss(msgspec.Struct, frozen=True):
     """The subscriber's last error, and whether this error ended the subscriber."""
 
     def __str__(self) -> str:
+        """Describe the loss: the numbers of failed and dropped events, or the error if no event was lost."""
         parts = []
         if self.failed:
             parts.append(f"{self.failed:,} failed")

@@ -65,6 +65,7 @@ class Written(msgspec.Struct, frozen=True):
     """The number of values that the tracker had before, and that were not written again."""
 
     def __str__(self) -> str:
+        """Describe the counts in a clause, such as "3 new values for W&B, which had 5 already"."""
         if not self.new and self.known:
             return f"nothing new for {self.service}, which had all {self.known:,} values already"
         had = f", which had {self.known:,} already" if self.known else ""

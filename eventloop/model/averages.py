@@ -243,6 +243,7 @@ class BaseAveragedModel(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        """Load the copy as torch does, and the number of averaged steps, which torch does not know."""
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )

@@ -111,6 +111,7 @@ class MeshGradScaler(torch.amp.GradScaler):
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
+        """Unscale the gradients of each mesh; all ranks learn whether any gradient is not finite."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradients = local_tensors(_placed_gradients(parameters))
         if not allow_fp16 and any(gradient.dtype == torch.float16 for gradient in gradients):

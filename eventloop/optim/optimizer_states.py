@@ -150,6 +150,7 @@ def _restore_types(optimizer: torch.optim.Optimizer, saved: Mapping[Any, Any]) -
     copies: dict[tuple[int, torch.Size], torch.Tensor] = {}  # by address: values that share memory still do
 
     def restored(loaded: Any, saved: Any) -> Any:
+        """Return a loaded value with the saved one's type, in aligned memory; shared memory stays shared."""
         if isinstance(loaded, dict):
             saved_values = saved if isinstance(saved, Mapping) else {}
             # "step" stays as loaded: PyTorch decides its device and type

@@ -111,6 +111,7 @@ def unsaved_tensors(optimizer: Any) -> list[str]:
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested mappings, lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):

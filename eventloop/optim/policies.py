@@ -147,6 +147,7 @@ class Cyclic(Policy):
         anneal = _find_anneal(self.anneal_strategy)
 
         def value(base: float, p: int, total: int) -> float:
+            """Return the value after p of `total` iterations; the cycles are whole, and the end is kept."""
             if total < times:
                 raise ValueError(f"cyclic_times={times} needs a run of as many iterations, got {total}")
             length = total // times
@@ -202,6 +203,7 @@ def one_cycle(
     anneal = _find_anneal(strategy)
 
     def value(start: float, peak: float, last: float, p: int, total: int) -> float:
+        """Return the value at step p: from `start` to the peak and to `last`, in three phases via `start`."""
         end = total - 1.0
         step = min(p, end)
         phase_end = pct_start * total - 1

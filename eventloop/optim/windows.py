@@ -190,6 +190,7 @@ class Window:
         return scheduler
 
     def _refuse_groups(self) -> None:
+        """Raise RuntimeError because a param group was added after the scheduler was built."""
         has = len(self.optimizer.param_groups)
         raise RuntimeError(
             f"{type(self).__name__} was built for {self._shadow.size} param groups, and the optimizer now "

@@ -170,6 +170,7 @@ class Heartbeat:
             directory.release()
 
     def _run(self) -> None:
+        """Renew the records until the run ends, and call the functions of each second; a thread runs this."""
         self._call_each()
         last_beat = monotonic()
         while True:
@@ -192,6 +193,7 @@ class Heartbeat:
                 return
 
     def _call_each(self) -> None:
+        """Call each function; log the first error of each, and go on."""
         for number, function in enumerate([*self._each_second]):
             try:
                 function()
@@ -201,6 +203,7 @@ class Heartbeat:
                     logger.warning("the run goes on without %s: %s", function.__qualname__, error_text(error))
 
     def _beat(self, directory: Held) -> None:
+        """Renew the record of a directory, and report once that another run has taken it."""
         with suppress(OSError):
             directory.beat()
         if directory.lost and not self._reported:

@@ -164,6 +164,7 @@ class RunOwnership:
         )
 
     def _report_lost(self, directory: Path) -> None:
+        """Stop the run without further saves, because another run now writes to the directory."""
         self.lost = True
         logger.error(
             "another run has taken %s, because this one gave no sign of life for too long: this run ends, "

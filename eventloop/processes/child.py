@@ -151,6 +151,7 @@ class ChildProcess:
         self._process.returncode = 0  # so that `Popen` does not wait for a process that is not its child
 
     def _write(self) -> None:
+        """Write as many unsent bytes as the pipe has room for now."""
         try:
             while self._unsent:
                 buffers = [self._unsent[i] for i in range(min(len(self._unsent), _MOST_BUFFERS))]
@@ -202,6 +203,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _enlarge(pipe: int) -> None:
+    """Enlarge the buffer of a pipe, if the system allows it, so that fewer writes wait."""
     with suppress(ImportError, AttributeError, OSError):  # only Linux has this, with a limit for each user
         import fcntl
 

@@ -63,6 +63,7 @@ def mapped_records(
     mapped = dict(memory)
 
     def view(data: bytes | memoryview | Mapped | Piece) -> bytes | memoryview:
+        """Return the bytes of a record's data, and map the memory if no earlier record has."""
         if isinstance(data, Piece):
             return view(data.memory)[data.start : data.start + data.size]
         if not isinstance(data, Mapped):

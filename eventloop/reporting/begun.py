@@ -68,6 +68,7 @@ def _record_facts(record: RunRecord) -> Iterator[Fact]:
 
 
 def _begins(begins: Sequence[Begin]) -> str:
+    """Describe when and where a run began, and how often it began again."""
     first, last = begins[0], begins[-1]
     text = f"{_clock(first.time)} on {first.host}"
     if len(begins) == 1:
@@ -111,6 +112,7 @@ def _shown(value: object) -> str:
 
 
 def _score(score: Score) -> str:
+    """Describe the best and the last value of a score; only the last without a rule for the best."""
     last = f"{value_text(score.last)} at step {score.last_step:,}"
     if score.best is None:
         return f"{score.name} last {last}"

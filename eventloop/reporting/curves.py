@@ -156,19 +156,21 @@ def _read(path: Path) -> _Reader:
 class _Records:
     """Collect the records of one curve, in the order of the file.
 
-    A part of the run lasts until a resume or rollback, after which records may have smaller steps.
+    A part of the run lasts until a resume or rollback, after which records may have smaller steps. The parts
+    are numbered from 0.
     """
 
     def __init__(self) -> None:
         self.steps, self.values = array("q"), array("d")
         self.begins: dict[int, int] = {}
-        """The index of the first record of each part of the run that has records."""
+        """By the number of each part of the run that has records, the index of its first one in `steps`."""
 
     def latest(self, limits: Sequence[float]) -> Recorded:
         """Return the steps and values of the records that no later part of the run has replaced.
 
         Args:
-            limits: for each part, the least number of completed iterations at which a later part begins.
+            limits: for each part, the largest step of a record that no later part replaces: the least number
+                of completed iterations at which a later part begins, infinite for the last part.
         """
         steps, values = np.array(self.steps, np.int64), np.array(self.values, np.float64)
         is_latest = np.ones(len(steps), bool)
@@ -227,6 +229,7 @@ class _Reader:
                 yield mode, name_of(key), (steps, values)
 
     def _decode(self, lines: list[bytes]) -> list[Row]:
+        """Return the lines as rows, decoded together; one by one if any of them is damaged."""
         try:
             return _decoder.decode_lines(b"".join(lines))
         except UNREADABLE:
@@ -234,6 +237,7 @@ class _Reader:
             return [row for row in rows if row]
 
     def _decode_line(self, line: bytes) -> Row | None:
+        """Return a line as a row; count a damaged one, and return None for it."""
         try:
             return _decoder.decode(line)
         except UNREADABLE:

@@ -220,6 +220,7 @@ def _runs(reports: Sequence[Report], names: Sequence[str], width: int, blocks: s
             advice += paragraph("-> ", f"{name}: {line}", width)
 
     def blocks_of(rows: int) -> Blocks:
+        """Return the blocks with at most `rows` differences, and at most two runs more than that."""
         rows = max(1, rows)
         most = rows + 2  # runs that are shown, also where only one difference is
         table = fitted(runs._replace(rows=runs.rows[:most], lines=lines[:most]), width, blocks)

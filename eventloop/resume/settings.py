@@ -137,22 +137,26 @@ class Settings:
         }
 
     def _of_optimizers(self, saved: Mapping[str, Any]) -> list[Change]:
-        """Return the saved and the own value of each setting of the param groups, also if they are equal.
+        """Return the saved value and this run's own of each setting of the param groups.
+
+        Equal values are included, because `compare` records the names of all settings that it has compared.
+        The kind of the changes is "loaded": the run can continue with either value.
 
         Args:
             saved: the settings of the param groups in the checkpoint, by the optimizer's name.
         """
         pairs = []
         for name, groups in self._groups.items():
-            for number, (own, former) in enumerate(zip(groups, saved.get(name, []), strict=False)):
+            for number, (own, saved_group) in enumerate(zip(groups, saved.get(name, []), strict=False)):
                 of = f" of param group {number}" if len(groups) > 1 else ""
                 for key in own:
-                    label, value = f"{name + ' ' if name else ''}{key}{of}", former.get(key, own[key])
-                    pairs.append(Change(label, value, own[key], "loaded", (name, number, key)))
+                    label = f"{name + ' ' if name else ''}{key}{of}"
+                    saved_value = saved_group.get(key, own[key])
+                    pairs.append(Change(label, saved_value, own[key], "loaded", (name, number, key)))
         return pairs
 
     def _of_schedulers(self, saved: list[Any]) -> list[Change]:
-        """Return the saved and the own value of each argument of the schedulers, also if they are equal.
+        """Return the saved value and this run's own of each argument of the schedulers, also equal ones.
 
         Values that OneCycleLR computes from its arguments are left out if an argument differs, which says
         enough.

@@ -79,6 +79,7 @@ class EvaluatorProcess:
                 self._handle_exit(code)
 
     def _start(self) -> None:
+        """Start the process with its output in a log file; it gets no variables of a launcher of ranks."""
         log = self._run / FOLDER / LOG
         try:
             log.parent.mkdir(exist_ok=True)
@@ -107,6 +108,7 @@ class EvaluatorProcess:
             logger.warning("the evaluator of %s was killed (%d), and is started again", self._run, code)
 
     def _fail(self, reason: str) -> None:
+        """Log that checkpoints are not validated any more, and let the training go on."""
         self.failed = True
         logger.error(
             "checkpoints of %s are not validated from now on, and the training goes on: %s; once this is "
@@ -116,6 +118,7 @@ class EvaluatorProcess:
         )
 
     def _last_line(self) -> str:
+        """Return the last line in the log of the process, usually its error; "" without any."""
         with suppress(OSError):
             lines = (self._run / FOLDER / LOG).read_text(errors="replace").splitlines()
             return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -44,9 +44,11 @@ class Reports:
         self._inbox, self._outbox = run / INBOX, run / OUTBOX
 
     def known(self, name: str, iteration: int) -> bool:
-        """Return whether the metrics of a checkpoint were sent, and the run has not gone back before it.
+        """Return whether a checkpoint's metrics were sent as a command that still counts for the run.
 
-        Metrics that the run has refused count as well, because the run would refuse them again.
+        A command that the run has refused counts, because the run would refuse it again. An applied
+        command counts while the run's record has it: a run that goes back to an earlier checkpoint begins a
+        new record.
 
         A command moves from the inbox to the outbox, and is recorded in `commands.jsonl` before its answer is
         in the outbox. Reading inbox, outbox and record in this order finds it at any moment of the move.
@@ -55,9 +57,11 @@ class Reports:
             name: the id of the command, as `id_of` returns it.
             iteration: the iteration of the checkpoint.
         """
+        # in the inbox the command has the suffix SENT, and CLAIMED from when the run is about to apply it
         if any((self._inbox / (name + suffix)).exists() for suffix in (SENT, CLAIMED)):
             return True
         with suppress(OSError, msgspec.MsgspecError):
+            # the answer has the suffix SENT, too
             answer = msgspec.json.decode((self._outbox / (name + SENT)).read_bytes(), type=Answer)
             if answer.outcome == "refused":
                 return True
@@ -80,7 +84,7 @@ class Reports:
         return None
 
     def _recorded(self) -> set[int]:
-        """Return the iterations of the checkpoints whose metrics the run has applied."""
+        """Return the iterations of the checkpoints whose metrics are in the run's present record."""
         try:
             return iterations_evaluated(read_record(self._run / NAME))
         except FileNotFoundError:

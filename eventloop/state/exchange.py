@@ -181,6 +181,7 @@ class _Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception) -> _Failure:
+        """Return the failure of an error, with a builtin class in case it cannot be unpickled."""
         try:
             pickled = pickle.dumps(error)
         except Exception:

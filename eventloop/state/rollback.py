@@ -76,6 +76,7 @@ class Rollback:
             raise
 
     def _complete(self, steps: Sequence[Callable[[], object]]) -> None:
+        """Drop the rollback actions, and call the steps, which cannot be rolled back."""
         self._actions.clear()
         self._committing = True
         for step in steps:
@@ -88,6 +89,7 @@ class Rollback:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """After an error undo the recorded actions, and add a note to the error on the trainer's state."""
         if error is None:
             return
         if self._actions:
@@ -137,6 +139,7 @@ def restorer(owner: Any, *, copies: bool = True) -> Callable[[], None]:
 
 
 def _restore(owner: Any, attributes: dict[str, Any], state: Any) -> None:
+    """Restore an object's attributes, and load its state only if this was not enough."""
     own = getattr(owner, "__dict__", {})
     own.clear()
     own.update(attributes)

@@ -256,18 +256,24 @@ class Commands:
             trainer.clock.paused += time.perf_counter() - start
 
     def _apply(self, command: Command) -> None:
-        """Apply one command, then record it; refuse it if any rank cannot apply it."""
+        """Apply one command on all ranks, then record it; refuse it if any rank could not apply it.
+
+        Only the call shows whether a rank can apply it, so other ranks may have applied a command that is
+        refused. The refusal then says that they differ.
+        """
         trainer, reason, result = self._trainer, "", None
         try:
             bound = self.known.bind(command)
-            command = msgspec.structs.replace(command, words=[], arguments=bound.arguments)
+            command = msgspec.structs.replace(
+                command, words=[], arguments=bound.arguments
+            )  # has the words by name
             result = bound.call(trainer)
         except CommandError as error:
             reason = str(error)
         except Exception as error:
             logger.warning("the command %s failed", command.command, exc_info=True)
             reason = f"it raised {error_text(error)}"
-        if reasons := trainer.stops.texts_of_ranks(reason):
+        if reasons := trainer.stops.texts_of_ranks(reason):  # a collective
             self._refuse(command, _common_reason(reasons, trainer.world_size))
         else:
             self._record(command, result)
@@ -290,11 +296,7 @@ class Commands:
             logger.warning("%s", text)
 
     def _record(self, command: Command, result: Any) -> None:
-        """Emit `command_applied`, add the command to the record, and answer it, perhaps later.
-
-        Args:
-            result: the return value of the command's function.
-        """
+        """Emit `command_applied`, record the command, and answer it with its result, perhaps later."""
         trainer = self._trainer
         if isinstance(result, GoingBack):
             command = result.resolved(command)

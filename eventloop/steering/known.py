@@ -28,6 +28,7 @@ class KnownCommands:
 
     @property
     def _specs(self) -> dict[str, CommandSpec]:
+        """The commands by name; one of the program replaces a command of every run."""
         from eventloop.steering.builtin import BUILTIN
         from eventloop.steering.evaluated import EVALUATED_SPEC
 

@@ -80,7 +80,10 @@ class GoingBack(NamedTuple):
 
 
 class SchedulerStepper(Protocol):
-    """An object that steps schedulers of another engine, and applies the factors of commands after that."""
+    """An object that steps another engine's schedulers, and keeps the factors of commands in force.
+
+    The command `set`, such as `lr*=0.5`, has a factor for a value that a scheduler writes.
+    """
 
     def steps(self, optimizer: Any, option: str) -> bool:
         """Return whether one of its schedulers writes an option of an optimizer."""
@@ -115,7 +118,10 @@ class Tracer(Protocol):
 
 @runtime_checkable
 class FactorFollower(Protocol):
-    """A hook that steps the trainer's schedulers, such as `ParamSchedulerHook`."""
+    """A hook that steps the trainer's schedulers, such as `ParamSchedulerHook`.
+
+    As a `SchedulerStepper` it keeps in force the factors by which commands multiply the schedulers' values.
+    """
 
     def follow_factors(self) -> None:
         """From now on, remove the factors set by commands before each step, and apply them after it."""

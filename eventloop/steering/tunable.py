@@ -85,6 +85,7 @@ class TunableInterval:
 
     @interval.setter
     def interval(self, interval: int) -> None:
+        """Set the interval of a hook that acts at one; refuse it for a hook that is switched off."""
         positive("interval", interval)
         if self._interval < 1:  # the hook is switched off, and has not prepared its action
             raise ValueError(f"the hook acts at no interval (interval={self._interval})")

@@ -76,9 +76,7 @@ class Stopping:
         self._request: Request | None = None
         self._agreement: Agreement | None = None
         self._times: TimesExchange | None = None
-        self._warned: set[tuple[int, int]] = (
-            set()
-        )  # the (least, greatest) numbers of batches of past warnings
+        self._warned: set[tuple[int, int]] = set()  # least and most batches, of past warnings
         self._commands_left = False
         """Whether any rank had commands at the last exchange that were not applied there."""
         self.together = False
@@ -230,7 +228,7 @@ class Stopping:
         """Agree with the other ranks, if there are any, and return whether the run ends.
 
         Args:
-            edge: True if ranks may wait for each other here.
+            edge: True if ranks wait for each other here; else a request may be seen at the next boundary.
             takes: the commands that are applied here.
         """
         agreement = self._agreement
@@ -239,7 +237,8 @@ class Stopping:
         has_commands = bool(self.commands or self._commands_left) and self._may_apply(takes)
         requested = self._request is not None or has_commands
         if agreement.edge(requested=requested) if edge else agreement.boundary(requested=requested):
-            self._apply(*self._exchange(takes))
+            self._apply(*self._exchange(takes))  # all ranks get here together, as they have agreed
+        # all ranks have summed up the same times, so all find the same slow rank at the same boundary
         if self._times is not None and self._times.found is not None:
             slow_rank, self._times.found = self._times.found, None
             self._announce_slow_rank(slow_rank)

@@ -91,6 +91,7 @@ class LoopSteps(LoopTrainer):
         self.position.batches, self.counting.before = index, 0
 
     def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a class with a method that has the name of an event, because no event calls it."""
         super().__init_subclass__(**options)  # a mixin class may take options
         # only eventloop's own events: a method of the program may have the name of the program's own event
         own_events = [

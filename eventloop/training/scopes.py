@@ -70,6 +70,7 @@ class Scope:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
+        """Begin the scope; an error of a handler ends it at once, because others have seen it begin."""
         try:
             self.begin()
         except BaseException as error:
@@ -135,6 +136,7 @@ class RunScope(Scope):
         return super().__enter__()
 
     def begin(self) -> None:
+        """Emit `before_run` in the outermost run, and first set up the storing of undelivered events."""
         if self._outermost:
             trainer = self.trainer
             if trainer.ownership.may_write:
@@ -235,12 +237,14 @@ class TrainScope(Scope):
         self._first = first
 
     def begin(self) -> None:
+        """Emit `before_train`, and at the first training of a run record which modules are in eval mode."""
         self.trainer.announce(BeforeTrain)
         if self._first:
             # after the handlers, which may have set some modules to eval mode
             self.trainer.modes.begin_run(self.trainer.model)
 
     def end(self, reason: str, error: BaseException | None) -> None:
+        """Emit `after_train`; unless a rollback begins the training again, record that the run is ending."""
         trainer = self.trainer
         if not trainer.stops.goes_back:
             trainer.ownership.ending()
@@ -281,6 +285,7 @@ class EvalScope(Scope):
         self.trainer.announce(self._EVENTS[self._mode][0])
 
     def end(self, reason: str, error: BaseException | None) -> None:
+        """Emit the closing event with the metrics, and restore the outer mode also after an error."""
         metrics = {} if self._mode == "predict" else {"metrics": self.metrics}
         try:
             self.trainer.announce(self._EVENTS[self._mode][1], reason=reason, **metrics)

@@ -338,6 +338,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         return loop
 
     def _epochs(self) -> Generator[int]:
+        """Yield the epochs of `epochs()`, also those of a training that begins again after a rollback."""
         self.refuse_within("epochs")
         scope, undo = run_scope(self, grad_mode=False)
         with undo, undo, scope:  # undo twice: an interrupt may skip one of the two exits
@@ -346,6 +347,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
                     yield from self._inner_epochs()
 
     def _inner_epochs(self) -> Generator[int]:
+        """Yield the epochs of one training, and close a batch generator that the program has left."""
         try:
             yield from TrainLoop(self, self.schedule).epochs()
         finally:  # a batch generator that stays open would continue in the next run
@@ -368,6 +370,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         return loop
 
     def _batches(self, loader: Iterable[Any]) -> Generator[Any]:
+        """Yield the batches of one epoch of a hand-written loop; none if the run has ended."""
         loop = TrainLoop(self, self.schedule)
         if not loop.has_pass():
             return
@@ -377,6 +380,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
             yield from loop.iterations(loader)
 
     def _train(self, schedule: Schedule) -> None:
+        """Check the parts of the training, and train; after a rollback, train again."""
         self.refuse_within("train")
         self.loader = loader = check_loaders(self, "train")[""]
         loop = TrainLoop(self, schedule)
@@ -441,11 +445,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         if not self.bus.wants(event_type):
             return
         event = event_type(
-            iter=self.iter,
-            epoch=self.epoch,
-            max_iters=self.max_iters,
-            max_epochs=self.max_epochs,
-            **fields,
+            iter=self.iter, epoch=self.epoch, max_iters=self.max_iters, max_epochs=self.max_epochs, **fields
         )
         self.bus.emit(event, self)
 

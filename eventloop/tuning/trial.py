@@ -65,6 +65,7 @@ def _save_parameters(trainer: TrainerParts) -> Callable[[], None]:
         saved.append((parameter, parameter.detach().clone(), grad, None if grad is None else grad.clone()))
 
     def restore() -> None:
+        """Copy the values back, so that the parameters and gradients stay the same tensors."""
         with torch.no_grad():
             for parameter, value, grad, grad_value in saved:
                 parameter.copy_(value)
@@ -104,6 +105,7 @@ def _save_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         groups.append((group, group["params"], _SavedValues(options)))
 
     def restore() -> None:
+        """Restore the optimizer in place, so that schedulers keep its param groups."""
         vars(optimizer).clear()
         vars(optimizer).update(attributes)
         optimizer.state.clear()

@@ -190,6 +190,7 @@ def _list(path: str, directory: Path, found: CheckpointsFound) -> None:
 
 
 def _checkpoint(path: str, item: Item) -> CheckpointView:
+    """Return an item of the listing as the pages and screens show it."""
     return CheckpointView(
         name=item.name,
         directory=path,

@@ -108,6 +108,7 @@ def _same(owner: Owner, status: RunStatus) -> bool:
 
 
 def _killed(owner: Owner, status: RunStatus | None) -> Verdict:
+    """Return the verdict on a run whose owner shows no sign of life, with the last one's time."""
     process = f"process {owner.pid} on {owner.host}" if owner.host else "its process"
     at = f" at iteration {status.iter:,}" if status is not None and _same(owner, status) else ""
     last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.touched / 1e9))
@@ -146,6 +147,7 @@ def _limit(status: RunStatus, hung_seconds: float) -> float:
 
 
 def _state_text(status: RunStatus, process: str, still: float) -> str:
+    """Describe the state of a live run; for other states than training, how long it has lasted."""
     if status.state == "training" and status.iter == status.first_iter:
         return f"training, without the end of an iteration so far for {duration(still)}: {process}"
     if status.state == "training":
@@ -154,6 +156,7 @@ def _state_text(status: RunStatus, process: str, still: float) -> str:
 
 
 def _end_text(outcome: Outcome) -> str:
+    """Describe how a run ended: by an error, by a signal, or with a reason."""
     reason, error, signal = outcome
     if error is not None:
         return f"ended by an error: {on_a_line(error)}"

@@ -158,6 +158,7 @@ class Logged:
     # --- reading -------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
+        """Drop everything that was read, because the files are read from the begin."""
         self._latest: dict[str, dict[str, Any]] = {}
         self._curves: dict[tuple[str, str], Curve | None] = {}  # None: not chosen, or over the limit
         self._drawn = self._left_out = 0
@@ -170,6 +171,7 @@ class Logged:
         self._health: deque[Notice] = deque(maxlen=LINES)
 
     def _read_row(self, row: Row) -> None:
+        """Read a row of `metrics.jsonl`; an event of it is a notice only without a log of events."""
         if "event" not in row:
             if isinstance(mode := row.get("mode"), str) and is_step(step := row.get("step")):
                 self._add_scalars(mode, step, row)
@@ -182,6 +184,7 @@ class Logged:
                     self._add_notice(event, None)
 
     def _read_record(self, record: EventRecord[Event]) -> None:
+        """Read an event of the event log, whose notices have a time."""
         event = record.event
         if isinstance(event, ScalarsLogged):
             self._add_scalars(event.mode, event.step, event.scalars)
@@ -191,6 +194,7 @@ class Logged:
         self._add_notice(event, record.time)
 
     def _add_scalars(self, mode: str, step: int, row: Mapping[str, Any]) -> None:
+        """Add numbers to their curves, and keep the last value of each name."""
         self._latest.setdefault(mode, {}).update(row)
         curves = self._curves
         for key, value in row.items():
@@ -206,6 +210,7 @@ class Logged:
                     curve.add(step, number)
 
     def _begin_curve(self, mode: str, name: str) -> Curve | None:
+        """Return a new curve; None if it was not chosen, or if there are enough curves."""
         if not self._choice.has(mode, name):
             return None
         if self._most is not None and self._drawn >= self._most:
@@ -215,12 +220,14 @@ class Logged:
         return Curve(self._points)
 
     def _follow_run(self, event: Event) -> None:
+        """Follow the begin and the end of a call such as `train`."""
         if isinstance(event, BeforeRun):
             self._begin_run(event.iter)
         elif isinstance(event, AfterRun):
             self.outcome = Outcome(event.reason, event.error, event.signal)
 
     def _add_notice(self, event: Event, time: float | None) -> None:
+        """Add the line of an event, also to the health if the event is bad."""
         if isinstance(event, BeforeRun):
             return
         name, index = event_name(type(event)), getattr(event, "iter", None)

@@ -109,6 +109,7 @@ class RunReader:
         return self._view(status, age, verdict, costs_found)
 
     def _attempt(self, read: Callable[[], T], otherwise: T) -> T:
+        """Return the result of `read`, or `otherwise` after an error, which becomes a note of the view."""
         try:
             return read()
         except (OSError, ValueError) as error:
@@ -116,6 +117,7 @@ class RunReader:
             return otherwise
 
     def _judge(self, status: RunStatus | None, age: float, costs: RunCosts | None) -> Verdict:
+        """Judge whether the run is alive, from its logs, its costs, its heartbeat and its owner's record."""
         if not self._directory.is_dir():
             return Verdict("unknown", f"{self._run} is gone")
         recorded = self._logged.outcome
@@ -128,6 +130,7 @@ class RunReader:
     def _view(
         self, status: RunStatus | None, age: float | None, verdict: Verdict, costs_found: CostsFound
     ) -> RunView:
+        """Return everything that the files have, with None for each value that no file has."""
         costs, outcome = costs_found.costs, verdict.outcome
         named = status.checkpoints if status is not None else ()
         checkpoints = self._checkpoints.read([".", *(path for path in named if path != ".")])
@@ -176,6 +179,7 @@ class RunReader:
         return None if costs is None else costs.first_iter + costs.phases.iterations
 
     def _notes(self, status: RunStatus | None) -> list[str]:
+        """Return sentences on what cannot be read or shown."""
         notes = self._logged.notes()
         if status is None:
             notes.append(
@@ -191,6 +195,7 @@ def _ranks(status: RunStatus | None, costs: RunCosts | None) -> int | None:
 
 
 def _eta(status: RunStatus | None, verdict: Verdict) -> float | None:
+    """Return the seconds left at the present speed; None if the run does not progress, or is endless."""
     if status is None or status.max_iters is None or not status.speed:
         return None
     if verdict.state not in ("training", "validating", "testing"):

@@ -24,7 +24,7 @@ class Flush:
 
     Args:
         after: the number of events, counted from the subscriber's first one.
-        calls: whether to call `on_flush` then.
+        calls: whether to call `on_flush` then; if False, the flush only shows that the events are handled.
 
     Attributes:
         made: set once the flush is done.

@@ -136,6 +136,7 @@ class Spill:
         return True
 
     def _encode(self, event: Event) -> bytes:
+        """Encode an event for a file; pickle one whose text is no valid Unicode."""
         try:
             return self._frames.encode(event)
         except UnicodeEncodeError:  # a text has lone surrogates, such as a path that is not UTF-8

@@ -67,6 +67,7 @@ class TaskRunner(Runner):
         self._call_on_loop(self._answer)
 
     def _call_on_loop(self, fn: Any) -> None:
+        """Call a function on the event loop, from any thread; end the subscriber if the loop is closed."""
         if self._loop is None:
             return
         try:

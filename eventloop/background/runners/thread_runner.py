@@ -94,6 +94,7 @@ class ThreadRunner(Runner):
         return of_thread(native_id) if native_id is not None else 0.0
 
     def _run(self) -> None:
+        """Deliver all events until the subscriber ends, and end it in any case."""
         try:
             self._deliver_all()
         except BaseException as error:  # of any kind, because a close waits for this thread

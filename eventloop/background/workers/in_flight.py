@@ -30,7 +30,11 @@ class Flights:
         self.sent = 0
         """The number of these deliveries that were sent to the current worker."""
         self.suspects = 0
-        """The number of events that the dead worker had, one of which may have caused its death."""
+        """The number of events that may have caused the death of the last worker, 0 without a death.
+
+        They are the events that it had and that its successor has not acknowledged yet. While there are any,
+        deliveries are sent one at a time.
+        """
         self.unconfirmed: deque[Queued] = deque()
         """The acknowledged events that the destination has not accepted; a death of the worker loses them."""
         self._account = account
@@ -61,7 +65,7 @@ class Flights:
 
     def acknowledge(self, count: int) -> None:
         """Remove the oldest deliveries, which were acknowledged and have `count` events in total."""
-        self.suspects = max(0, self.suspects - count)
+        self.suspects = max(0, self.suspects - count)  # the worker has survived the acknowledged events
         while count > 0:
             count -= len(self.waiting.popleft())
             self.sent -= 1

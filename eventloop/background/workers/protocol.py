@@ -116,6 +116,7 @@ class EventEncoder:
             raise Unencodable([why_not(event, error, _pickled)], of=1) from error
 
     def _encode(self, event: Event, into: list[bytes]) -> None:
+        """Add the messages of an event: its class at its first event, then its fields, pickled if needed."""
         event_type = type(event)
         if event_type not in self._announced:
             self._announce(event_type, into)

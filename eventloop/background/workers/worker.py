@@ -245,9 +245,9 @@ class _Acks:
         self._news = threading.Event()
         self._finished = self._acknowledged = 0  # the numbers of delivered and of acknowledged events
         # the number of events that the destination has not accepted: now, and at the last acknowledgement
-        self._untaken = self._untaken_acknowledged = 0
+        self._unconfirmed = self._unconfirmed_acknowledged = 0
         self.recording = False
-        self._awaited = ""
+        self._awaited_text = ""  # ", waiting for X" if the last delivery waited for X, such as a server
         self._durations: list[float] = []
         self._spans: list[tuple[float, float]] = []
 
@@ -255,10 +255,10 @@ class _Acks:
         """Record a delivery of `count` events that has succeeded.
 
         Args:
-            awaited: ", waiting for X" if deliveries wait for X, else "".
+            awaited: ", waiting for X" if deliveries wait for X, such as a server, else "".
         """
         with self._lock:
-            self._awaited = awaited
+            self._awaited_text = awaited
             self._finished += count
             self._durations.append(seconds)
             if self.recording:
@@ -266,9 +266,9 @@ class _Acks:
         self._news.set()
 
     def set_unconfirmed(self, count: int) -> None:
-        """Set the number of the last events that the destination has not accepted yet."""
+        """Set how many of the delivered events, the last ones, the destination has not accepted yet."""
         with self._lock:
-            self._untaken = count
+            self._unconfirmed = count
 
     def acknowledge(self) -> None:
         """Acknowledge the finished deliveries."""
@@ -304,9 +304,9 @@ class _Acks:
 
     def _acknowledge(self) -> None:
         """Send an acknowledgement if there is news since the last one; the caller holds the lock."""
-        if (self._acknowledged, self._untaken_acknowledged) != (self._finished, self._untaken):
-            self._acknowledged, self._untaken_acknowledged = self._finished, self._untaken
-            progress = Progress(self._durations, self._spans, self._untaken, self._awaited)
+        if (self._acknowledged, self._unconfirmed_acknowledged) != (self._finished, self._unconfirmed):
+            self._acknowledged, self._unconfirmed_acknowledged = self._finished, self._unconfirmed
+            progress = Progress(self._durations, self._spans, self._unconfirmed, self._awaited_text)
             self._durations, self._spans = [], []
             _write_all(self._fd, frame(Kind.DONE, self._finished, msgspec.msgpack.encode(progress)))
 

@@ -65,6 +65,7 @@ def steer(trainer: HostedTrainer, evaluators: Iterable[tuple[str, ref[Engine]]])
 
 
 def _schedulers(trainer: HostedTrainer) -> Iterator[BaseParamScheduler]:
+    """Yield the schedulers that are attached to the engine, and each of a group."""
     for handler in _handlers(trainer.native):
         if isinstance(handler, ParamGroupScheduler):
             yield from handler.schedulers

@@ -57,6 +57,7 @@ class EvaluatorHandlers:
         return trainer if trainer is not None and trainer.running else None
 
     def _begin(self, evaluator: Engine) -> None:
+        """Begin an evaluation of our trainer when the evaluator starts, if this run of it has a mode."""
         self._mode_of_present_run = ""
         if (trainer := self._trainer) is None:
             return
@@ -162,6 +163,7 @@ def _same_data(evaluator: Engine, engine: Engine) -> bool:
 
 
 def _yields_all_samples(loader: object) -> bool:
+    """Return whether the loader has PyTorch's own samplers, which yield all samples of a data set."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     if batch_sampler is None:
         return type(getattr(loader, "sampler", None)) in _WHOLE

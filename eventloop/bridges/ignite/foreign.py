@@ -178,6 +178,7 @@ class _Engines:
         evaluates = hasattr(engine, _MODE)
 
         def call(trainer: Any, trainer_event: Any) -> None:
+            """Call the handler as ignite would, with the engine's state set to the trainer's event."""
             if entry not in engine._event_handlers[event] or not self._happens(engine, event, trainer_event):
                 return  # the handler was removed, or ignite has no such event here
             set_state = _set_evaluator_state if evaluates else _set_state
@@ -198,6 +199,7 @@ class _Engines:
         )
 
     def _happens(self, engine: Engine, event: Any, trainer_event: Any) -> bool:
+        """Return whether ignite has the event here, after `terminate` only if it still calls its handlers."""
         terminated = self._terminated.get(engine)
         return _happens(event, trainer_event) and (
             terminated is None or terminated.still_calls(event, trainer_event)

@@ -186,6 +186,7 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
         self._costs.attach(driven)
 
     def _end_run(self, error: BaseException | None = None) -> None:
+        """Undo the changes to the trainer, and then end the run, with the error that has ended it."""
         self._during.close()
         self._watching.close()
         self._optimizers = None
@@ -278,6 +279,7 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
         """
 
         def log_and_emit(metrics: Mapping[str, Any], step: int | None = None) -> Any:
+            """Emit the numbers of a training, not those of a validation, and call the logger as before."""
             driven = self._driven
             if metrics and driven.mode == "train" and not driven.native.sanity_checking:
                 driven.log(metrics)
@@ -296,6 +298,7 @@ class EventLoopCallback(HasAttachment, Base):  # type: ignore[misc]
         self._begin_evaluation(trainer, "test")
 
     def _begin_evaluation(self, trainer: Any, mode: Any) -> None:
+        """Begin an evaluation, in a run of its own if none is under way; ignore the sanity check."""
         if trainer.sanity_checking:
             return
         if not self._running:

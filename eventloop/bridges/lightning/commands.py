@@ -27,6 +27,7 @@ def validate(trainer: HostedTrainer) -> dict[str, float]:
     loop, connector = native.fit_loop.epoch_loop.val_loop, native._logger_connector
 
     def run() -> None:
+        """Run the validation loop as within an epoch; set the trainer back also after an error."""
         first = connector._first_loop_iter
         native.validating = True
         try:

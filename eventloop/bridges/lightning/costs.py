@@ -114,7 +114,10 @@ class HostCosts:
         return driven is not None and driven.passing is not None and driven.metrics.inside.mode == "train"
 
     def _wrap_start(self, start: Callable[[str], Any]) -> Callable[[str], Any]:
+        """Wrap the profiler's `start` to begin measuring an action after it."""
+
         def start_measured(action_name: str) -> Any:
+            """Call `start`, and then begin to measure, without the profiler's own time."""
             result = start(action_name)
             if (action := self._actions[action_name]) is not NOTHING:
                 action.__enter__()
@@ -123,7 +126,10 @@ class HostCosts:
         return start_measured
 
     def _wrap_stop(self, stop: Callable[[str], Any]) -> Callable[[str], Any]:
+        """Wrap the profiler's `stop` to end measuring an action before it."""
+
         def stop_measured(action_name: str) -> Any:
+            """End the measurement of the action, and then call `stop`."""
             if (action := self._actions[action_name]) is not NOTHING:
                 with suppress(IndexError):  # an action started before the profiler's methods were replaced
                     action.__exit__()
@@ -155,6 +161,8 @@ class HostCosts:
         row = self._row(f"{self._names.of(owner, type(owner).__name__)}.{method}", method)
 
         def measured(fn: Callable[..., Any]) -> Callable[..., Any]:
+            """Wrap a method so that the row measures each call."""
+
             @wraps(fn)
             def call(*args: Any, **kwargs: Any) -> Any:
                 with row:
@@ -197,6 +205,7 @@ class HostCosts:
         return self._names.of(target, type(target).__name__) if _defines(target, method, kind) else None
 
     def _row(self, name: str, method: str) -> Row:
+        """Return the row of a callback's method, and add a new one to the costs."""
         row = self._rows.get(name)
         if row is None:
             row = self._rows[name] = Row(self, name, method)
@@ -244,6 +253,7 @@ class Row:
         self._costs.under_way.append([perf_counter(), 0.0])
 
     def __exit__(self, *_: object) -> None:
+        """Add the call to the row, and charge its seconds to the iteration, without those of inner calls."""
         costs = self._costs
         began, charged = costs.under_way.pop()
         seconds = perf_counter() - began
@@ -268,6 +278,7 @@ class Phase:
         self._costs.under_way.append([perf_counter(), 0.0])
 
     def __exit__(self, *_: object) -> None:
+        """Charge the seconds of the action to the phase, without those that inner actions have charged."""
         costs, phase = self._costs, self._phase
         began, charged = costs.under_way.pop()
         seconds = perf_counter() - began
@@ -310,6 +321,8 @@ def followed_by(then: Callable[[], None]) -> Callable[[Callable[..., Any]], Call
     """Return a decorator, for `replaced`, that calls `then()` after each call that raises no error."""
 
     def wrapper(fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function to call `then` after it, not after an error."""
+
         @wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
             result = fn(*args, **kwargs)

@@ -62,6 +62,7 @@ class OwnTrainer:
                 yield self._epoch_end(callback)
 
     def _caller(self, callback: Any, name: str, method: Method) -> Callable[[Any, Any], object]:
+        """Return the handler that calls a method; two methods need more than their arguments."""
         if name == "setup":
             return partial(self._set_up, callback)
         if name == "on_load_checkpoint":
@@ -69,6 +70,7 @@ class OwnTrainer:
         return partial(self._call, callback, name, method)
 
     def _call(self, callback: Any, name: str, method: Method, trainer: Any, event: Any) -> None:
+        """Call a callback's method, and stop our trainer if it has stopped Lightning's."""
         if method.event == "after_train" and trainer.failure is not None:
             return  # after an error Lightning calls on_exception instead of on_train_end and teardown
         getattr(callback, name)(self.native, self.module, *method.arguments(trainer))
@@ -93,6 +95,7 @@ class OwnTrainer:
         pending = False
 
         def epoch_end(trainer: Any, event: Any) -> None:
+            """Call `on_train_epoch_end` once an epoch, after its validation if one follows."""
             nonlocal pending
             if isinstance(event, BeforeTrain):
                 pending = resumes_evaluation(trainer)
@@ -146,6 +149,7 @@ class OwnTrainer:
 
 
 def _copied(module: torch.nn.Module) -> dict[str, Any]:
+    """Return a copy of the module's state, which later steps do not change."""
     return {
         name: value.clone() if isinstance(value, torch.Tensor) else value
         for name, value in module.state_dict().items()

@@ -39,6 +39,7 @@ def steer(trainer: HostedTrainer, methods: ReplacedMethods) -> None:
     hooks = [hook for hook in trainer.native.hooks if isinstance(hook, ParamSchedulerHook)]
 
     def schedulers() -> Iterator[Any]:
+        """Yield the schedulers that the runner has now; none without a hook that steps them."""
         if not hooks:
             return
         configured = trainer.native.param_schedulers  # a list, or lists by the name of an optimizer, or None

@@ -100,6 +100,7 @@ class _Driver:
         """
 
         def load(trainer: Any, event: Any) -> None:
+            """Call `after_load_checkpoint` with copies of the dicts, whose weights the trainer then loads."""
             if not trainer.running:
                 hook.before_run(self._runner)
                 self._begun[id(hook)] = trainer.state.loads + 1
@@ -119,6 +120,7 @@ class _Driver:
         hook = method.__self__  # type: ignore[attr-defined]
 
         def call(trainer: Any, event: Any) -> None:
+            """Call the hook's method with our counters, and log its numbers or stop as the hook requests."""
             runner = self._runner
             if stage == "before_run" and self._begun.pop(id(hook), None) == trainer.state.loads:
                 return  # was called already, when the checkpoint was loaded
@@ -204,6 +206,7 @@ def _runner(trainer: Any) -> Runner:
 
 
 def _wrapper(optimizer: Any) -> Any:
+    """Return MMEngine's wrapper of our optimizer, or of several; None without an optimizer."""
     wrappers = {name: OptimWrapper(named) for name, named in named_optimizers(optimizer).items()}
     if "" in wrappers:  # a single optimizer has no name
         return wrappers[""]

@@ -203,6 +203,7 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
             loop.stop_training = True
 
     def _measure_backward(self, wrappers: Any) -> None:
+        """Wrap `backward` of each optimizer wrapper, once even if a hook has replaced some."""
         for wrapper in named_optimizers(wrappers).values():
             if not any(known is wrapper for known in self._wrappers):
                 self._wrappers.append(wrapper)
@@ -214,6 +215,7 @@ class EventLoopHook(HasAttachment, mmengine.hooks.Hook):  # type: ignore[misc]  
 
         @wraps(backward)
         def measured(*args: Any, **kwargs: Any) -> Any:
+            """Call `backward`, charge its time without waits, and emit the event."""
             began = perf_counter() - waits.seconds
             result = backward(*args, **kwargs)
             trainer.clock.charge("backward", perf_counter() - waits.seconds - began)
@@ -347,6 +349,7 @@ def _evaluation_values(runner: Runner) -> dict[str, Any]:
 
 
 def _optimizers(wrappers: Any) -> Any:
+    """Return PyTorch's optimizer, or several by name, out of MMEngine's wrappers; None without any."""
     if wrappers is None:
         return None
     if isinstance(wrappers, OptimWrapperDict):

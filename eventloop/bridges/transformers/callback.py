@@ -108,7 +108,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         self._within_train = False  # whether the wrapped `train` is running
         self._batches_evaluated = 0  # of the data set that is being evaluated
         self._loader = ""  # the name of the data set that is being evaluated; "" if there is only one
-        self._prefix = "eval"  # the host's prefix of the metrics of the running evaluation
+        self._prefix = "eval"  # with which the names of the running evaluation's metrics begin
         self._logged: dict[str, Any] = {}  # numbers logged by the host within an evaluation
         self._iterations_before_resume = 0  # completed iterations of the epoch that a resumed run continues
         # when the optimizer's step began, on `perf_counter` without waits, and the phase "hooks" at that time
@@ -199,6 +199,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
 
         @wraps(train)
         def train_and_end_run(*args: Any, **kwargs: Any) -> Any:
+            """Train, and end the run after all callbacks; after an error `ending_run` has ended it."""
             self._within_train = True
             try:
                 result = train(*args, **kwargs)
@@ -270,11 +271,13 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
 
         @wraps(call)
         def evaluate(*args: Any, **kwargs: Any) -> Any:
+            """Evaluate, with events unless this call is a part of an evaluation or of an iteration."""
             trainer, prefix = self._attachment.trainer, kwargs.get("metric_key_prefix", "eval")
-            if trainer is None or not trainer.running:
+            if trainer is None or not trainer.running:  # outside of a training: as a run without a training
                 self._prefix = prefix
                 return self._evaluate_alone(host, mode, partial(call, *args, **kwargs))
-            if trainer.mode != "train":  # for several data sets, `evaluate` of the host calls itself for each
+            if trainer.mode != "train":
+                # for several data sets, `evaluate` of the host calls itself for each: "eval_" and its name
                 self._batches_evaluated, self._loader = 0, prefix.removeprefix(f"{self._prefix}_")
                 return call(*args, **kwargs)
             if trainer.metrics.in_iteration:  # called by a callback within a step: emit no events
@@ -285,7 +288,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         return evaluate
 
     def _evaluate_alone(self, host: Any, mode: Evaluate, call: Callable[[], Any]) -> Any:
-        """Evaluate in a run of its own, because no training is under way."""
+        """Evaluate in a run without a training, which begins and ends with the evaluation."""
         args, state = host.args, host.state
         trainer = self._attachment.begin_run(
             host.model,

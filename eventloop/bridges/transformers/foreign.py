@@ -249,6 +249,7 @@ class OwnTrainer:
         """Return a handler that calls `on_log` for each entry, with the state's counters of that entry."""
 
         def call(trainer: Any, event: Any) -> None:
+            """Call `on_log` for each pending entry, and then restore the present counters."""
             state = self.state
             present = state.global_step, state.epoch
             for logs, state.global_step, state.epoch in self._pending_logs:

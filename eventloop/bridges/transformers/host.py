@@ -93,6 +93,7 @@ class MeasuredCallbacks:
                     self._replace(callback, point, f"{label}.{point}")
 
     def _replace(self, callback: TrainerCallback, point: str, name: str) -> None:
+        """Measure the calls of a callback's method until the run ends."""
         self._methods.replace(
             callback,
             point,
@@ -129,6 +130,7 @@ def measured_part(
 
     @wraps(call)
     def part(*args: Any, **kwargs: Any) -> Any:
+        """Call the function, charge its time without waits to the phase, and emit the event."""
         began = perf_counter() - waits.seconds
         result = call(*args, **kwargs)
         charge(phase, perf_counter() - waits.seconds - began)

@@ -141,6 +141,7 @@ class Saves:
             self._report(trainer, self.under_way[0])
 
     def _saver_for(self, trainer: SavingTrainer) -> Saver:
+        """Return the saver, which is created at the first save."""
         if self.saver is None:
             bus, ownership = trainer.bus, trainer.ownership
             self.saver = Saver(urgent=lambda: not bus.overtime, lost=lambda: ownership.lost)

@@ -210,7 +210,7 @@ class Retention:
         return Replaced(tuple(each.name for each in worst_first), self._keep_best - 1)
 
     def follow(self, bests: Bests) -> None:
-        """Adopt the best checkpoints of rank 0, which alone knows whether its saves succeed."""
+        """Replace the record of best checkpoints, as by that of rank 0, which knows whether saves succeed."""
         self._durable_bests, self._begun_bests, self.bests = dict(bests), [], dict(bests)
 
     def _newest_bests(self) -> list[Best]:
@@ -294,7 +294,7 @@ class Retention:
     def drop_missing(self, there: Collection[str], *, bests: bool = False) -> None:
         """Drop those checkpoints from the record that the directory does not contain.
 
-        The save of such a checkpoint may have failed, or the run was killed before it was durable.
+        A loaded state also names saves that were running, which may have failed or been killed.
 
         Args:
             there: the names of the checkpoints that the directory contains.
@@ -390,7 +390,8 @@ def _pop(running: list[_Save], name: str) -> _Save | None:
     return None
 
 
-def _check(watched: BestMetrics, limit: object) -> None:  # `limit` is the argument `keep_best`
+def _check(watched: BestMetrics, limit: object) -> None:
+    """Check the argument `keep_best`, given as `limit`; without a watched metric it must be 1."""
     positive_or(-1, "keep_best", limit, ", for all,")
     if not watched and limit != 1:
         raise ValueError(

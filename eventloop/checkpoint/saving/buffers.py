@@ -19,7 +19,7 @@ logger = logging.getLogger("eventloop")
 
 
 Spec = tuple[str, torch.dtype, torch.Size, bool]
-"""The top-level key, type and shape of a tensor, and whether it is on CUDA, which determine its buffer."""
+"""A tensor's top-level key in the state, such as "optimizer", its type and shape, and if it is on CUDA."""
 
 
 class Buffers:
@@ -33,8 +33,8 @@ class Buffers:
         shared: allocate memory that another process can map.
 
     Attributes:
-        rebuilt: by the `id` of each view, the result of its `__reduce_ex__`, which pickle needs; torch takes
-            20 us for each call.
+        rebuilt: by the `id` of each view, the result of its `__reduce_ex__`, by which pickle writes it. It
+            is stored, because torch takes 20 us for each call, and the views of a layout stay the same.
         streams: by CUDA device, the stream for copies that the training does not wait for.
     """
 
@@ -54,7 +54,7 @@ class Buffers:
         return self._views
 
     def _allocate(self, specs: Sequence[Spec]) -> None:
-        """Allocate a buffer for each key, type and kind of memory, with a view for each tensor."""
+        """Allocate a buffer for each top-level key, type and kind of memory, with a view for each tensor."""
         sizes: dict[tuple[str, torch.dtype, bool], int] = {}  # in elements
         places = []  # of each tensor: its buffer, the elements there, and its shape
         for key, dtype, shape, is_cuda in specs:
@@ -124,6 +124,7 @@ class Buffer:
         return Mapped(path, self.tensor.nbytes, number)
 
     def __del__(self) -> None:
+        """Free the memory: end its registration with CUDA in the process that made it, and close its file."""
         if getattr(self, "_pinned_by", 0) == os.getpid():  # CUDA cannot be called in a forked child
             torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())
         if getattr(self, "_file", None) is not None:

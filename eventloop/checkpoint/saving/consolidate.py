@@ -80,6 +80,7 @@ def _with_reader(loaded: Loaded) -> tuple[Loaded, Read]:
     key_at = {tensor.data_ptr(): key for key, tensor in targets.items() if tensor.numel()}
 
     def read(empty: torch.Tensor | UntypedStorage) -> torch.Tensor | None:
+        """Return the values for a placeholder, read from the shards now; None for any other tensor."""
         if (key := key_at.get(empty.data_ptr())) is None:
             return None
         tensor = torch.empty_like(targets[key])
@@ -90,9 +91,11 @@ def _with_reader(loaded: Loaded) -> tuple[Loaded, Read]:
 
 
 def _write_state(loaded: Loaded, read: Read, sink: Sink) -> None:
+    """Write the state as `torch.save` does, with one tensor of the shards in memory at a time."""
     pickle_bytes, storages = pickled(loaded.state)
 
     def records() -> Iterator[tuple[str, bytes | memoryview]]:
+        """Yield the pickle and the bytes of each storage, read only when `write_archive` needs them."""
         yield "data.pkl", pickle_bytes
         for key, storage in storages.items():
             tensor = read(storage)
@@ -102,6 +105,8 @@ def _write_state(loaded: Loaded, read: Read, sink: Sink) -> None:
 
 
 def _write_weights(loaded: Loaded, read: Read, sink: Sink) -> None:
+    """Write the model's weights as safetensors, with one tensor of the shards in memory at a time."""
+
     def values(tensor: torch.Tensor) -> torch.Tensor:
         from_shards = read(tensor)
         return tensor if from_shards is None else from_shards

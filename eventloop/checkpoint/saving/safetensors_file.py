@@ -118,6 +118,7 @@ def shared_names(state: Mapping[str, torch.Tensor], source: str) -> dict[str, st
 
 
 def _span_of(tensor: torch.Tensor) -> _Span:
+    """Return the addresses from a tensor's first element to its last, and what else identifies it."""
     start = tensor.data_ptr()
     steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     end = start + (steps + 1) * tensor.element_size()

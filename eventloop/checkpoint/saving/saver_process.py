@@ -92,20 +92,25 @@ def _opened(saves: list[AnySave], memory: dict[Mapped, memoryview]) -> list[AnyS
 
     Args:
         saves: a group of saves.
-        memory: the memory that is mapped. Memory of these saves is added; if there is any, other memory is
-            removed.
+        memory: the views of the shared memory that is mapped. Memory of these saves is added; if there is
+            any, other memory is removed.
     """
     needed = {data for save in saves for data in save.memory()}
     if needed:
         for unused in memory.keys() - needed:
             del memory[unused]
     for new in needed - memory.keys():
-        with suppress(OSError):  # `commit` tries again, and reports the error
+        with suppress(OSError):  # `_mapped` leaves the save as it is
             memory[new] = new.open()
     return [_mapped(save, memory) for save in saves]
 
 
 def _mapped(save: AnySave, memory: dict[Mapped, memoryview]) -> AnySave:
+    """Return a save with views of its tensors' bytes in place of descriptions of their shared memory.
+
+    Return the save unchanged if memory cannot be mapped, as after the end of the training process. Then
+    `commit` tries again, and reports the error as that of the save.
+    """
     try:
         return save.mapped(memory)
     except OSError:

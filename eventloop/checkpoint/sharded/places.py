@@ -60,6 +60,7 @@ def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Place, torch.T
     tensors: dict[Place, torch.Tensor] = {}
 
     def cut_out(place: Place, tensor: torch.Tensor) -> torch.Tensor | Absent:
+        """Replace a tensor by `Absent`, unless it has a layout that shards cannot hold."""
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
             return tensor
         tensors[place] = tensor
@@ -124,6 +125,7 @@ def _optimizer(
     names_by_number = dict(_names(state, groups))
 
     def changed(value: Any, number: Any, keys: tuple[Any, ...]) -> Any:
+        """Return a value with its tensors changed, each named by its parameter."""
         if isinstance(value, torch.Tensor):
             parameter = names_by_number.get(number, str(number))
             names = (*path, parameter, *map(str, keys))

@@ -232,6 +232,7 @@ class Shards(NamedTuple):
         targets: dict[str, torch.Tensor] = {}
 
         def target(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+            """Return an empty tensor of this run for a placeholder, after a comparison with the index."""
             if not tensor.is_meta:
                 return tensor
             if (entry := self.entries.get(place.key)) is None:

@@ -157,6 +157,7 @@ def _seconds(text: str) -> float:
 
 
 def _check_rich() -> None:
+    """Raise ImportError with the remedy if rich, which draws the screen, is not installed."""
     try:
         import rich.live  # noqa: F401
     except ImportError as error:

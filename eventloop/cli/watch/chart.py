@@ -48,6 +48,7 @@ def chart(
 
 
 def _label(row: int, rows: int, low: float, high: float) -> str:
+    """Return the greatest value for the first row and the least for the last, and "" for the others."""
     if row not in (0, rows - 1):
         return ""
     value = high if row == 0 else low

@@ -62,6 +62,7 @@ class Screen:
 
 
 def _text(view: RunView, width: int, height: int) -> Text:
+    """Return the lines of a view as rich text, cropped to the width of the terminal."""
     text = Text(no_wrap=True, overflow="crop")
     for index, line in enumerate(view_lines(view, width, height, output_encoding())):
         text.append("\n" if index else "")

@@ -211,6 +211,7 @@ def _by_trouble(queue: QueueView) -> tuple[int, int]:
 
 
 def _queue(queue: QueueView) -> str:
+    """Describe a queue on a line: its events now and at most, its losses, and its error."""
     backlog = f"{queue.name} {_of(queue.queued, queue.capacity)}, at most {queue.peak:,} so far"
     losses = {"dropped": queue.dropped, "failed": queue.failed}
     lost = "".join(f", {count:,} {name}" for name, count in losses.items() if count)
@@ -234,6 +235,7 @@ def _checkpoints(view: RunView) -> Iterator[Line]:
 
 
 def _checkpoint(checkpoint: CheckpointView) -> str:
+    """Describe a checkpoint on a line, with the reasons why the run keeps it."""
     facts = [f"iter {checkpoint.iter:,}"] if checkpoint.iter is not None else []
     facts += [size_text(checkpoint.bytes), "durable" if checkpoint.whole else "DAMAGED"]
     if checkpoint.newest:

@@ -118,6 +118,7 @@ def _row(
 
 
 def _by_step(records: Recorded | None) -> dict[int, float]:
+    """Return the values of records by step; empty without records."""
     if records is None:
         return {}
     steps, values = records

@@ -83,6 +83,7 @@ def _score_lines(scores: Scores, encoding: str, width: int) -> list[Line]:
 
 
 def _score_cells(row: ScoreRow) -> list[str]:
+    """Return the cells of a score: both last values, the mean difference, its interval and the verdict."""
     values = [ABSENT if value is None else value_text(value) for value in (row.a, row.b)]
     mean = ABSENT if row.difference is None else f"{row.difference:+.3g}"
     interval = ABSENT if row.low is None else f"{row.low:+.2g} to {row.high:+.2g}"
@@ -148,6 +149,7 @@ def _run(letter: str, run: DiffRun) -> str:
 
 
 def _cells(row: DiffRow, diff: Diff) -> list[str]:
+    """Return the cells of a row: times an iteration, or totals for occasional work."""
     iteration = diff.iteration
     times = (row.a, diff.a), (row.b, diff.b)
     if row.kind in ("outside", "wait"):  # they are occasional, so the total is shown
@@ -169,6 +171,7 @@ def _percent(seconds: float, iteration: float) -> str:
 
 
 def _notes(diff: Diff, width: int) -> list[str]:
+    """Return the lines under the table that explain its times and what counts as noise."""
     text = (
         f"Times of an iteration, without the first {WARM_UP:.0%} of a run: the lower decile of the trend's "
         "points, or their mean where work is rare. B - A is in percent of an iteration of A. Noise: the "

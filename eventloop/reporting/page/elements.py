@@ -36,6 +36,7 @@ def table_html(table: Table, styles: Sequence[str] = ()) -> str:
 
 
 def _cell(tag: str, value: str, is_text: bool, mark: str | None = None, below: str | None = None) -> str:
+    """Return a table's cell as HTML, with its value escaped; `below` is HTML already."""
     text = escape(on_a_line(value))
     if is_text:
         text = BREAKS.sub(r"\1<wbr>", text)

@@ -28,6 +28,7 @@ def make_app(feed: Feed, token: str) -> Guard:
     """Return the application that answers the page's requests."""
 
     async def messages(request: Request) -> Response:
+        """Stream the messages of the page, if the request has the token."""
         if (refusal := check_token(request.query_params.get("token"), token)) is not None:
             return refusal
         return StreamingResponse(
@@ -35,6 +36,7 @@ def make_app(feed: Feed, token: str) -> Guard:
         )
 
     async def command(request: Request) -> Response:
+        """Send a command of the page to the run; the answer comes later, with the messages."""
         refusal = check_origin(request) or check_token(request.headers.get(TOKEN), token)
         if refusal is not None:
             return refusal
@@ -71,6 +73,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def _page_file(request: Request) -> Response:
+    """Return a file of the page, which a browser must request each time."""
     name = request.url.path.removeprefix("/") or "page.html"
     kind = KINDS[name.rpartition(".")[2]]
     content = await call_in_thread(lambda: _content(name))
@@ -92,6 +95,7 @@ async def _plotly(request: Request) -> Response:
 
 @cache
 def _content(name: str) -> bytes:
+    """Read a file of the page once, and insert the version of plotly that is installed."""
     text = (files(__package__) / name).read_text("utf-8")
     if name == "page.html":
         text = text.replace("PLOTLY_VERSION", compressed_plotly()[1])

@@ -95,6 +95,7 @@ def _first_changed(before: CurveView, now: CurveView) -> int:
 
 
 def _change(curve: CurveView, start: int) -> CurveChange:
+    """Return a curve's points from `start` on, with names that are safe as HTML."""
     return CurveChange(
         name=escaped(curve.name),
         mode=escaped(curve.mode),

@@ -37,6 +37,7 @@ def sections(view: RunView) -> dict[str, Any]:
 
 
 def _head(view: RunView) -> dict[str, Any]:
+    """Return the head of the page: the state, the progress and the main figures."""
     done = view.iter / view.max_iters if view.iter is not None and view.max_iters else None
     process = "" if view.host is None else f"process {view.pid} on {view.host}"
     return {

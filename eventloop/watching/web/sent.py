@@ -103,6 +103,7 @@ class SentCommands:
 
 
 def _answer(run: Path, command: str, words: list[str], arguments: Mapping[str, Any]) -> tuple[Outcome, str]:
+    """Send a command, and return its outcome and the text for the page; wait for a limited time."""
     try:
         answer = send(run, command, *words, arguments=arguments, timeout=SECONDS)
     except NoAnswerError as error:

@@ -66,6 +66,7 @@ def _cells(items: Sequence[Any], columns: Columns) -> dict[str, Any]:
 
 
 def _handlers(view: RunView) -> PageTable:
+    """Return the table of handlers; the column of budgets only if a handler has one."""
     columns: list[tuple[str, Callable[[HandlerView], str]]] = [
         ("handler", lambda h: h.name),
         ("µs an iteration", lambda h: three_digits(h.seconds * 1e6)),
@@ -85,6 +86,7 @@ def _handlers(view: RunView) -> PageTable:
 
 
 def _waits(view: RunView) -> PageTable:
+    """Return the table of waits, the longest first."""
     waits = sorted(view.waits, key=lambda wait: -wait.seconds)
     longest = waits[0].seconds if waits else 0.0
     columns: Columns = [
@@ -99,6 +101,7 @@ def _waits(view: RunView) -> PageTable:
 
 
 def _ranks(view: RunView) -> PageTable:
+    """Return the table of the ranks' times, with a column for each phase in which a rank spent time."""
     slow = view.slow_rank.rank if view.slow_rank is not None else -1
     # the slow rank first, then by number
     ranks = sorted(view.rank_times, key=lambda times: (times.rank != slow, times.rank))[:RANKS]
@@ -119,6 +122,7 @@ def _ranks(view: RunView) -> PageTable:
 
 
 def _queues(view: RunView) -> PageTable:
+    """Return the table of queues: first those that lost events, then the longest."""
     queues = sorted(view.queues, key=lambda queue: (-_lost(queue), -queue.queued, queue.name))
     columns: Columns = [
         ("subscriber", lambda q: q.name),
@@ -142,6 +146,7 @@ def _lost(queue: QueueView) -> int:
 
 
 def _checkpoints(view: RunView) -> PageTable:
+    """Return the table of the newest checkpoints and of all best ones."""
     newest_first = view.checkpoints[::-1]
     shown = [
         checkpoint
@@ -174,6 +179,7 @@ def _begun(view: RunView) -> PageTable:
 
 
 def _state(checkpoint: CheckpointView) -> str:
+    """Describe whether a checkpoint is intact, and why the run keeps it."""
     words = ["durable" if checkpoint.whole else "DAMAGED"]
     if checkpoint.newest:
         words.append("newest")
@@ -183,6 +189,7 @@ def _state(checkpoint: CheckpointView) -> str:
 
 
 def _scores(checkpoint: CheckpointView) -> str:
+    """Return the first scores of a checkpoint, with an ellipsis for more."""
     shown = [*checkpoint.metrics.items()][:SCORES]
     texts = [f"{name} {value if isinstance(value, str) else value_text(value)}" for name, value in shown]
     if len(checkpoint.metrics) > SCORES:
@@ -191,6 +198,7 @@ def _scores(checkpoint: CheckpointView) -> str:
 
 
 def _clock_time(text: str) -> str:
+    """Return a time without the year, in the local time zone; any other text unchanged."""
     try:
         return f"{datetime.fromisoformat(text).astimezone():%m-%d %H:%M:%S}"
     except ValueError:

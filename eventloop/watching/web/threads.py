@@ -20,6 +20,7 @@ async def call_in_thread(function: Callable[[], T]) -> T:
     future: asyncio.Future[T] = loop.create_future()
 
     def finish(result: T | None, error: BaseException | None) -> None:
+        """Pass the result or the error to the awaiting task, on the event loop."""
         if future.done():  # the awaiting task was cancelled
             return
         if error is not None:
@@ -28,6 +29,7 @@ async def call_in_thread(function: Callable[[], T]) -> T:
             future.set_result(result)  # type: ignore[arg-type]
 
     def work() -> None:
+        """Call the function on the thread, and have the loop call `finish`."""
         result, error = None, None
         try:
             result = function()
