@@ -148,8 +148,8 @@ class LoaderPosition:
         self._rewind(loader, skip)
         reader = self._reader(loader)
         if self._loader_state is not None:
-            # after an earlier pass (a resumed pass counts already) a loader of torchdata, new in this process,
-            # must not open this one as its first, for which it draws no seed
+            # after an earlier pass (a resumed one counts already) a loader of torchdata, new in this process,
+            # must not open this pass as its first, for which it draws no seed
             if self._passes > bool(skip):
                 reset_iterators(loader)
             reader.load_state_dict(loader, self._loader_state)
