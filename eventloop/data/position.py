@@ -245,6 +245,7 @@ class LoaderPosition:
         generators = [(loader, generator_states(loader)) for loader in loaders]
 
         def restore() -> None:
+            """Restore the position and the generators of the loaders, as they were at the snapshot."""
             vars(self).update(attributes)
             for loader, states in generators:
                 set_generators(loader, states)

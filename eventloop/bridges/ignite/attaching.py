@@ -206,7 +206,7 @@ class Bridge:
         self._engine, self._model, self._optimizer = ref(engine), model, optimizer
         self._evaluators: list[tuple[str, ref[Engine]]] = []
         attachment.steer = partial(steer, evaluators=self._evaluators)
-        self._costs_at_start = ForeignCalls(lambda phase, seconds: None)  # of handlers before our trainer
+        self._costs_at_start = ForeignCalls(lambda phase, seconds: None)  # of the handlers of STARTED
         self._names = RowNames()
         self._begin_error: BaseException | None = None  # raised while our trainer's run began
         self._called = False  # whether `engine.run` is under way
