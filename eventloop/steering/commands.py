@@ -263,10 +263,8 @@ class Commands:
         """
         trainer, reason, result = self._trainer, "", None
         try:
-            bound = self.known.bind(command)
-            command = msgspec.structs.replace(
-                command, words=[], arguments=bound.arguments
-            )  # has the words by name
+            bound = self.known.bind(command)  # its arguments include the words, by name
+            command = msgspec.structs.replace(command, words=[], arguments=bound.arguments)
             result = bound.call(trainer)
         except CommandError as error:
             reason = str(error)
