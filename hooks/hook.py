@@ -249,12 +249,12 @@ class Hook(Points):
 def _storing_arguments(init: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that stores its arguments, so that the hook can be constructed again.
 
-    It also stores a copy of the attributes that it has set, by which those that the user has set later are
-    found.
+    It also stores a copy of the attributes that it has set, to find those that the user has set later.
     """
 
     @wraps(init)
     def constructor(self: Hook, *args: Any, **kwargs: Any) -> None:
+        """Construct the hook; only the outermost constructor of a class stores arguments and attributes."""
         is_outermost = "_made_with" not in vars(self)  # not the constructor of a base class
         vars(self).setdefault("_made_with", (args, kwargs))
         init(self, *args, **kwargs)

@@ -183,7 +183,7 @@ class NotifyWriter(TimedWriter):
         return self._send(self._texts.of_event(event, self._progress, self._unsent))
 
     def close(self) -> None:
-        """End the thread that sends, and send the messages that are left."""
+        """End the thread that watches for a hang, and send the messages that are left."""
         self._closed.set()
         with self._lock:
             if self._unsent:

@@ -229,7 +229,7 @@ class OpenTelemetryWriter(TrackerWriter):
         self._write_in_flight()
 
     def end(self, status: str) -> None:
-        """End the spans, also those of a killed run, and send what was not sent yet."""
+        """Send the last traces and spans; spans that are still open end with the error "killed"."""
         self._spans.read_traces(self._work_dir)
         self._spans.end_killed()
         self._outbox.requests += self._span_requests()

@@ -106,6 +106,7 @@ class TrackerWriter(TimedWriter):
 
     @property
     def _state_path(self) -> Path:
+        """The file in the run's directory that has the id of the tracker's run, and the last sent steps."""
         suffix = "" if self.name is None else f"_{safe_name(self.name)}"
         return self._work_dir / f"{self.target}_run{suffix}.json"
 

@@ -82,7 +82,7 @@ def _lightning_trainers(attacher: Attacher, changes: ExitStack, module: ModuleTy
 
     @wraps(configure)
     def configure_and_create(connector: Any, *args: Any, **kwargs: Any) -> None:
-        """Configure the callbacks, and create ours unless the trainer has one or its other ranks lack one."""
+        """Configure the trainer's callbacks, and create ours unless the script has given one."""
         configure(connector, *args, **kwargs)
         trainer = connector.trainer
         bridge = sys.modules.get("eventloop.bridges.lightning")  # imported if the script uses it

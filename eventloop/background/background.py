@@ -211,9 +211,7 @@ class Background:
         Wait first until the queues of their subscribers with overflow="block" have room.
         """
         types = tuple(types)
-        subscribers = dict.fromkeys(
-            subscriber for event_type in types for subscriber in self.listening.get(event_type, ())
-        )
+        subscribers = dict.fromkeys(each for listed in types for each in self.listening.get(listed, ()))
         for subscriber in subscribers:
             if subscriber.options.overflow == "block":
                 self.wait_for_room(subscriber)
@@ -300,6 +298,7 @@ class Background:
                     raise
 
     def _run(self) -> None:
+        """Check the queues again and again until the end; an error is logged, and ends nothing."""
         while not self._stopping:
             self._woken.clear()
             try:

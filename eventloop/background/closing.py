@@ -136,7 +136,7 @@ def _flush_each(
     """
 
     def wait(ready: Callable[[float], bool]) -> bool:
-        """Wait in short slices until `ready` returns True; return False at the deadline or if flushes end."""
+        """Wait in slices until `ready` returns True; return False at the deadline or if a close follows."""
         while not ready(min(SLICE_SECONDS, deadline.left(reserve))):
             if background.flush_ends() or not deadline.left(reserve):
                 return False

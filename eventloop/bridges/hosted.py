@@ -135,6 +135,7 @@ class HostedTrainer(DrivenTrainer):
             self._exit_part("evaluation")
 
     def _evaluates(self) -> bool:
+        """Return whether an evaluation is under way, and log a warning if not."""
         if self.mode == "train":
             self._warn_once("a part of an evaluation without its beginning", "does nothing")
         return self.mode != "train"

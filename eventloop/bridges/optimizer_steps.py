@@ -42,6 +42,7 @@ def announced_steps(trainer: DrivenTrainer) -> Iterator[Callable[[], None]]:
     handles: list[Any] = []
 
     def remove_hooks() -> None:
+        """Remove all hooks from the optimizers that have them."""
         while handles:
             handles.pop().remove()
 

@@ -121,6 +121,7 @@ class Bus:
         refuse_functions(events)
 
         def decorate(fn: F) -> F:
+            """Subscribe the function after a check of the arguments, and return it."""
             background = SubscriberOptions(queue, overflow, on_error, stall_timeout, batch)
             arguments = priority, every, start, once, when, name, offload, budget_us, loop
             self._subscribe(fn, events, Options.checked(fn, *arguments, background))

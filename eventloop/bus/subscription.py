@@ -59,7 +59,7 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     peak_queued: int
     """The largest number of events that waited at a time, in the queue and its temporary file."""
     error: str = ""
-    """The last error, and whether it ended the subscriber; or the call that a flush awaited in vain."""
+    """The last error, and if it ended the subscriber; or the call that a flush or close awaited in vain."""
     spilled: int = 0
     """Events that exceeded the queue and waited in a temporary file, with `overflow="spill"`."""
     losses_logged: bool = False

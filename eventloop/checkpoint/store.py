@@ -314,6 +314,7 @@ def read_best(
     directories = _directories(directory)
 
     def ranked(found: Found) -> list[Path]:
+        """Return the best checkpoints of the chosen metric, the best first, by default of the first one."""
         with_best = found.watched()
         default = with_best[0] if with_best else None
         preferred = next((each for each in prefer if each in with_best), default)

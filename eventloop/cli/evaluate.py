@@ -93,7 +93,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    """Run the evaluator, and return the exit status: 130 after Ctrl-C, 1 after a failed validation."""
+    """Run the evaluator, and return the exit status: 130 if it was stopped, 1 if a validation has failed."""
     evaluator = _evaluator(options)
     evaluator.run(follow=options.follow)
     if evaluator.known:

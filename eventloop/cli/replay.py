@@ -110,12 +110,8 @@ def add_parser(commands: Any) -> None:
         help="first import a module, installed or in the current directory, that declares your events or "
         "registers a writer; may be repeated",
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="the directory for files (default: replay, in the run's directory)",
-    )
+    help_of_out = "the directory for files (default: replay, in the run's directory)"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=help_of_out)
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
 
 
@@ -158,6 +154,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _writer_error(job: Job, cause: Exception) -> Exception:
+    """Return an error that names the writer and the log, with the writer's own error as its cause."""
     writer = type(job.writer).__name__
     error = RuntimeError(f"{writer} cannot write an event of {job.log}: {error_text(cause)}")
     error.__cause__ = cause
@@ -198,12 +195,12 @@ def _deliver(undelivered: UndeliveredLog, run: Path) -> ReplayReport:
     last_printed = monotonic()
 
     def print_progress(delivery: Delivery) -> None:
+        """Print the number of delivered events, at most once in `PROGRESS_SECONDS`."""
         nonlocal last_printed
         if (now := monotonic()) - last_printed >= PROGRESS_SECONDS:
             last_printed = now
-            sys.stderr.write(
-                f"eventloop: {name}: {delivery.written:,} of {delivery.total:,} events delivered\n"
-            )
+            counts = f"{delivery.written:,} of {delivery.total:,}"
+            sys.stderr.write(f"eventloop: {name}: {counts} events delivered\n")
 
     delivery = Delivery(undelivered, run, print_progress)
     try:
@@ -255,6 +252,7 @@ def _find_undelivered(options: argparse.Namespace) -> list[UndeliveredLog]:
 
 
 def _no_event(log: Path, report: ReplayReport) -> str:
+    """Return why a log holds no event: it is damaged, or the run has written none."""
     damaged_bytes = report.damaged + (0 if report.torn is None else report.torn.size)
     if damaged_bytes:
         return f"{log} holds no whole event: {damaged_bytes:,} of its bytes are torn or damaged"
@@ -357,6 +355,7 @@ def _made_by(writer: Sink, out: Path) -> Path | None:
 
 
 def _is_a(name: str, writer: Sink) -> bool:
+    """Return whether the writer is of a class by name, which is not imported before it is needed."""
     from eventloop.registry import WRITERS
 
     cls = WRITERS.find(name)
@@ -364,6 +363,7 @@ def _is_a(name: str, writer: Sink) -> bool:
 
 
 def _argument(text: str) -> tuple[str, Any]:
+    """Return the name and the value of a `--set` option, for argparse, which shows the error."""
     from eventloop.eventlog.set_values import value_of
 
     name, equals, value = text.partition("=")
@@ -376,6 +376,7 @@ def _argument(text: str) -> tuple[str, Any]:
 
 
 def _make_writer(target: str, only: list[str] | None, arguments: dict[str, Any]) -> Sink:
+    """Return the writer of `--to` with its arguments; refuse it if it takes none of the `--only` events."""
     from eventloop.events.base import event_name
     from eventloop.events.catalogue import find_event, several
     from eventloop.registry import WRITERS, build

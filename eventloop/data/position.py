@@ -148,8 +148,8 @@ class LoaderPosition:
         self._rewind(loader, skip)
         reader = self._reader(loader)
         if self._loader_state is not None:
-            # after an earlier pass (a resumed pass counts already) a loader of torchdata that is new in this
-            # process must not open this one as its first, for which it draws no seed
+            # after an earlier pass (a resumed one counts already) a loader of torchdata, new in this process,
+            # must not open this pass as its first, for which it draws no seed
             if self._passes > bool(skip):
                 reset_iterators(loader)
             reader.load_state_dict(loader, self._loader_state)
@@ -245,6 +245,7 @@ class LoaderPosition:
         generators = [(loader, generator_states(loader)) for loader in loaders]
 
         def restore() -> None:
+            """Restore the position and the generators of the loaders, as they were at the snapshot."""
             vars(self).update(attributes)
             for loader, states in generators:
                 set_generators(loader, states)

@@ -36,7 +36,7 @@ class Rest(Sampler[Any]):
         self._has_order_of_all = isinstance(sampler, DistributedSampler)
 
     def __len__(self) -> int:
-        """Return the number of indices that this rank still reads, as many as any other rank."""
+        """Return the number of indices that this rank still reads; of a DistributedSampler, as any rank."""
         if not self._has_order_of_all:
             return max(0, len(self._sampler) - self._samples // self._shares)
         left = max(0, len(self._sampler.dataset) - self._samples)

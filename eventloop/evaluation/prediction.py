@@ -249,7 +249,7 @@ def _handler(to: Callable[[Any], Any], errors: list[Exception]) -> Callable[[Bat
 
     @contextmanager
     def storing_errors() -> Iterator[None]:
-        """Store an error of the block for the thread that predicts, and raise it."""
+        """Store an error of the block in `errors`, and raise it as well."""
         try:
             yield
         except Exception as error:

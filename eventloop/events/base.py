@@ -92,7 +92,7 @@ class Event(
     """The counter whose multiples pass the filter `every=`."""
 
     def __init_subclass__(cls, **config: Any) -> None:
-        """Declare an event class by its name, and check the fields of one of the program."""
+        """Declare an event class by its name, and check its fields if it is not eventloop's own."""
         super().__init_subclass__()
         if (
             cls.__module__ not in OWN_MODULES

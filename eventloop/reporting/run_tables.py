@@ -307,9 +307,8 @@ def handlers_table(
         columns.append(("in all", lambda h: duration(h.seconds)))
         columns.append(("a call", lambda h: duration(h.seconds / h.calls)))
     columns += [("max", lambda h: _time(h.times, h.times.max)), *_budgets(shown)]
-    table = Table(
-        INSIDE if inside else OUTSIDE, *cells(shown, columns), left=3, bad=_over_budget(shown), why=OVER
-    )
+    title = INSIDE if inside else OUTSIDE
+    table = Table(title, *cells(shown, columns), left=3, bad=_over_budget(shown), why=OVER)
     if not inside:
         return table._replace(first=OUTSIDE_FIRST)
     guessed = GUESSED if any(handler.estimated for handler in shown) else ""
@@ -385,6 +384,7 @@ def by_key(costs: RunCosts, *, inside: bool | None = None) -> dict[str, HandlerC
 
 
 def _key(handler: HandlerCost) -> str:
+    """Return a handler's name, with its event unless the name has it, and its filter."""
     key = handler.name
     if not key.endswith(f".{handler.event}"):  # the name of a hook's method usually is that of its event
         key += f", {handler.event}"

@@ -47,8 +47,8 @@ class Reports:
         """Return whether a checkpoint's metrics were sent as a command that still counts for the run.
 
         A command that the run has refused counts, because the run would refuse it again. An applied
-        command counts while the run's record has it: a run that goes back to an earlier checkpoint begins a
-        new record.
+        command counts while the run's record has it: a run that is resumed by name from an earlier checkpoint
+        begins a new record.
 
         A command moves from the inbox to the outbox, and is recorded in `commands.jsonl` before its answer is
         in the outbox. Reading inbox, outbox and record in this order finds it at any moment of the move.

@@ -52,7 +52,7 @@ def plain(value: Any, where: str, *, shards: bool = False) -> Any:
 
 
 def _plain(value: Any, shards: bool) -> Any:
-    """Return the value of plain types; raise `_NotPlainError`, which has the value without such a type."""
+    """Return a value made of plain types only; raise `_NotPlainError` with a part that cannot be."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, torch.Tensor):

@@ -53,7 +53,7 @@ class Undo:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Make all steps, each again if a signal interrupts it; raise the first error afterwards."""
+        """Make all steps, each again if an interrupt cuts it short; then raise the interrupt or error."""
         raised: BaseException | None = None
         while self._steps:
             for _ in range(TRIES):

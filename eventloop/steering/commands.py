@@ -263,7 +263,7 @@ class Commands:
         """
         trainer, reason, result = self._trainer, "", None
         try:
-            bound = self.known.bind(command)
+            bound = self.known.bind(command)  # its arguments include the words, by name
             command = msgspec.structs.replace(command, words=[], arguments=bound.arguments)
             result = bound.call(trainer)
         except CommandError as error:

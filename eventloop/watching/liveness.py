@@ -108,7 +108,7 @@ def _same(owner: Owner, status: RunStatus) -> bool:
 
 
 def _killed(owner: Owner, status: RunStatus | None) -> Verdict:
-    """Return the verdict on a run whose owner shows no sign of life, with the last one's time."""
+    """Return the verdict on a run whose owner shows no sign of life, with the time of the last one."""
     process = f"process {owner.pid} on {owner.host}" if owner.host else "its process"
     at = f" at iteration {status.iter:,}" if status is not None and _same(owner, status) else ""
     last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.touched / 1e9))

@@ -5,8 +5,7 @@
 A thread removes events from the queue, encodes them and sends them. At most `IN_FLIGHT` events are
 unacknowledged; the others stay in the queue, where the overflow policy applies. An event is acknowledged when
 its delivery has returned, and is then not sent again. If the worker dies, unacknowledged events are sent to
-the next worker. Delivery is *at least once*: after the death of a worker a handler may receive an event a
-second time. The module `restarts` decides whether there is a next worker.
+the next worker, if `restarts` decides for one. So delivery is *at least once*: an event may come twice.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ from eventloop.util.waiting import Latch
 
 logger = logging.getLogger("eventloop")
 BACKLOG_BYTES = 1 << 20
-"""The number of bytes that wait for room in the pipe above which no other event is encoded.
-
-So large images are encoded and sent one by one.
-"""
+"""The most bytes that wait for room in the pipe; with more, as of a large image, no event is encoded."""
 START_SECONDS = 120.0
 """The seconds after which a worker that is still importing its handler is killed if it used no CPU time."""
 _ACK_SLACK = 0.1
@@ -186,6 +182,7 @@ class ProcessRunner(Runner):
             self._end_worker()
 
     def _turn(self) -> None:
+        """Start a worker, or exchange messages with it, and replace it if it is dead or hangs."""
         if self.worker is None:
             self._start_worker()
             return
@@ -202,6 +199,7 @@ class ProcessRunner(Runner):
             self._end_hung_worker(self.worker)
 
     def _start_worker(self) -> None:
+        """Start a worker after the pause that follows a death, unless nothing is left to deliver."""
         self.flights.sent = self._acknowledged = 0
         ended_by, subscriber = self.account.ended_by, self.subscriber
         if not ended_by:
@@ -229,6 +227,7 @@ class ProcessRunner(Runner):
     # --- sending -------------------------------------------------------------------------------------------
 
     def _send(self, worker: WorkerProcess) -> None:
+        """Send the events for which the pipe has room, a due flush, and the close after the last event."""
         subscriber, flights, ready = self.subscriber, self.flights, not self.starting
         ending = subscriber.no_more or bool(self.account.ended_by)  # read first: no event is added after it
         if ready and self._recording != (subscriber.recorder is not None):
@@ -292,6 +291,7 @@ class ProcessRunner(Runner):
                 log_again(message.body)
 
     def _count_delivered(self, message: Frame) -> None:
+        """Count the deliveries that succeeded since the last acknowledgement; its number is a total."""
         count = message.number - self._acknowledged
         self._acknowledged = message.number
         progress = msgspec.msgpack.decode(message.body, type=Progress)
@@ -308,6 +308,7 @@ class ProcessRunner(Runner):
         self.subscriber.room.ring()
 
     def _count_failed(self, error: BaseException, seconds: float) -> None:
+        """Count the oldest delivery as failed; all before it were acknowledged by an earlier message."""
         subscriber, delivery = self.subscriber, self.flights.waiting[0]
         item, count = self.flights.as_delivered(delivery), len(delivery)
         if subscriber.recorder is not None:
@@ -357,9 +358,8 @@ class ProcessRunner(Runner):
         if self.starting:
             self._replace(f"it got nowhere in its start for {START_SECONDS:g} s")
         elif not self.flights.sent:
-            self._replace(
-                f"it spent more than {limit:g} s on {'on_close' if self._close_sent else 'on_flush'}"
-            )
+            callback = "on_close" if self._close_sent else "on_flush"
+            self._replace(f"it spent more than {limit:g} s on {callback}")
         elif self.restarts.stall(seconds):
             self.subscriber.room.ring()
             self._replace("killed for stalling")

@@ -129,22 +129,21 @@ def bridge_to(
         steps = "before_optimizer_step", "after_optimizer_step"
         never = never | dict.fromkeys(steps, "give attach(engine, optimizer=...) the optimizer")
     if not evaluates:
-        never = never | dict.fromkeys(
-            _EVALUATIONS, 'give attach(engine, evaluators={"val": ...}) the evaluator'
-        )
+        remedy = 'give attach(engine, evaluators={"val": ...}) the evaluator'
+        never = never | dict.fromkeys(_EVALUATIONS, remedy)
     check_optimizer(optimizer)
     attachment = Attachment(
         "ignite", never, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
     )
     _check_model(model, attachment.hooks)
-    bridge = Bridge(
-        engine, attachment, torch.nn.Module() if model is None else model, optimizer, hidden=hidden
-    )
+    module = torch.nn.Module() if model is None else model
+    bridge = Bridge(engine, attachment, module, optimizer, hidden=hidden)
     setattr(engine, _ATTACHED, bridge)
     return bridge
 
 
 def _check_engines(engine: object, evaluators: object) -> None:
+    """Raise an error unless the engines are ignite's, and no evaluator is the engine that trains."""
     if evaluators is not None and not isinstance(evaluators, Mapping):
         raise TypeError(f'evaluators must be engines by mode, as {{"val": evaluator}}, got {evaluators!r}')
     named_evaluators = {f"evaluators[{mode!r}]": evaluator for mode, evaluator in (evaluators or {}).items()}
@@ -157,6 +156,7 @@ def _check_engines(engine: object, evaluators: object) -> None:
 
 
 def _check_model(model: object, hooks: Sequence[Any]) -> None:
+    """Raise an error for a model of a wrong type, or without a model that a hook needs."""
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
     for hook in hooks:
@@ -190,8 +190,7 @@ class Bridge:
     Args:
         engine: the engine that trains.
         attachment: holds the bus and the trainer.
-        model, optimizer: as in `attach`.
-        hidden: as in `bridge_to`.
+        model, optimizer, hidden: as in `attach` and `bridge_to`.
     """
 
     def __init__(
@@ -207,8 +206,7 @@ class Bridge:
         self._engine, self._model, self._optimizer = ref(engine), model, optimizer
         self._evaluators: list[tuple[str, ref[Engine]]] = []
         attachment.steer = partial(steer, evaluators=self._evaluators)
-        # costs of the handlers of STARTED, which run before our trainer exists
-        self._costs_at_start = ForeignCalls(lambda phase, seconds: None)
+        self._costs_at_start = ForeignCalls(lambda phase, seconds: None)  # of the handlers of STARTED
         self._names = RowNames()
         self._begin_error: BaseException | None = None  # raised while our trainer's run began
         self._called = False  # whether `engine.run` is under way
@@ -233,6 +231,7 @@ class Bridge:
 
         @wraps(run)
         def run_with_bridge(*args: Any, **kwargs: Any) -> Any:
+            """Run the engine, and end our trainer's run also after an error; first end a run under way."""
             engine = cast(Engine, self._engine())
             if self._called:
                 self._exit_run(engine)
@@ -240,10 +239,8 @@ class Bridge:
                 self._called = True
                 self._during.callback(self._reset)
                 if self.attachment.measure:
-                    events = [Events.STARTED]
-                    self._during.enter_context(
-                        measuring(engine, self._costs_at_start, self._names, events=events)
-                    )
+                    costs = measuring(engine, self._costs_at_start, self._names, events=[Events.STARTED])
+                    self._during.enter_context(costs)
                 self._during.enter_context(self._handle_events(engine))
                 try:
                     state = run(*args, **kwargs)
@@ -305,6 +302,7 @@ class Bridge:
         return self.attachment.trainer is not None and self.attachment.trainer.running
 
     def _begin_run(self, engine: Engine, iteration: int | None = None, epoch: int | None = None) -> None:
+        """Begin our trainer's run, and store an error, because ignite's handlers may catch it."""
         try:
             self._begin(engine, iteration, epoch)
         except BaseException as error:
@@ -352,6 +350,7 @@ class Bridge:
             self._trainer.begin_epoch(engine.state.epoch_length)
 
     def _begin_iter(self, engine: Engine) -> None:
+        """Begin an iteration of our trainer; ignite has counted it before it has ended."""
         completed = max(engine.state.iteration - 1, 0)
         if self._ensure_run(engine, completed):
             trainer, state = self._trainer, engine.state
@@ -365,6 +364,7 @@ class Bridge:
             engine.terminate()
 
     def _end_epoch(self, engine: Engine) -> None:
+        """Log the engine's metrics, end the epoch, and terminate the engine if our trainer stops."""
         if not self._in_run():
             return
         trainer = self._trainer

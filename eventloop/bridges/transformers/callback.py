@@ -171,6 +171,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
         self._measure_new_callbacks(host)
 
     def _measure_new_callbacks(self, host: Any) -> None:
+        """Measure the host's callbacks that are not measured yet, if the user wants them measured."""
         if self._attachment.measure:
             self._callbacks.measure(host.callback_handler.callbacks)
 
@@ -345,6 +346,7 @@ class EventLoopCallback(HasAttachment, TrainerCallback):
     # --- parts --------------------------------------------------------------------------------------------
 
     def _running(self) -> DrivenTrainer:
+        """Return the trainer, which exists from the begin of the first run on."""
         if (trainer := self._attachment.trainer) is None:
             raise RuntimeError("EventLoopCallback got the host's event before on_train_begin")
         return trainer

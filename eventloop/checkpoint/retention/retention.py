@@ -210,7 +210,7 @@ class Retention:
         return Replaced(tuple(each.name for each in worst_first), self._keep_best - 1)
 
     def follow(self, bests: Bests) -> None:
-        """Replace the record of best checkpoints, as by that of rank 0, which knows whether saves succeed."""
+        """Replace the record of best checkpoints; other ranks adopt that of rank 0, which makes the saves."""
         self._durable_bests, self._begun_bests, self.bests = dict(bests), [], dict(bests)
 
     def _newest_bests(self) -> list[Best]:

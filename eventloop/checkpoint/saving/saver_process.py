@@ -72,6 +72,7 @@ class _Answers:
         self.write(frame(Kind.DONE, 0, pickle.dumps(answer)))
 
     def _report(self) -> None:
+        """Send signs of life while a group of saves is written; a thread of its own runs this."""
         while self._works.wait():
             self.write(frame(Kind.ALIVE))
             sleep(ALIVE_SECONDS)

@@ -95,7 +95,7 @@ async def _plotly(request: Request) -> Response:
 
 @cache
 def _content(name: str) -> bytes:
-    """Read a file of the page once, and insert the version of plotly that is installed."""
+    """Read a file of the page once, and insert the version of plotly."""
     text = (files(__package__) / name).read_text("utf-8")
     if name == "page.html":
         text = text.replace("PLOTLY_VERSION", compressed_plotly()[1])
