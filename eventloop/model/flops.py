@@ -47,7 +47,8 @@ class FlopCounter:
 
     It uses PyTorch's `FlopCounterMode`: matrix products, convolutions and attention are counted, with a
     multiplication and an addition as two operations. Compiled functions run uncompiled in the block. If they
-    ran compiled, PyTorch would run them uncompiled after the block.
+    ran compiled, PyTorch would find that it cannot compile them under this mode, and would remember that: it
+    would run them uncompiled after the block, too.
     """
 
     def __enter__(self) -> Self:

@@ -43,10 +43,7 @@ from eventloop.util.waiting import Latch
 
 logger = logging.getLogger("eventloop")
 BACKLOG_BYTES = 1 << 20
-"""The number of bytes that wait for room in the pipe above which no other event is encoded.
-
-So large images are encoded and sent one by one.
-"""
+"""The bytes waiting for the pipe above which no other event is encoded, so large images go one by one."""
 START_SECONDS = 120.0
 """The seconds after which a worker that is still importing its handler is killed if it used no CPU time."""
 _ACK_SLACK = 0.1
@@ -229,11 +226,13 @@ class ProcessRunner(Runner):
     # --- sending -------------------------------------------------------------------------------------------
 
     def _send(self, worker: WorkerProcess) -> None:
+        """Give the worker as many deliveries as it may have; ask it to close after the last one."""
         subscriber, flights, ready = self.subscriber, self.flights, not self.starting
         ending = subscriber.no_more or bool(self.account.ended_by)  # read first: no event is added after it
         if ready and self._recording != (subscriber.recorder is not None):
             self._recording = not self._recording
             worker.push(frame(Kind.RECORD, int(self._recording)))
+        # after a death `held` lets deliveries go one at a time; `lingers` waits for events of a larger batch
         while ready and worker.backlog < BACKLOG_BYTES and not flights.held:
             if subscriber.lingers() or not self._sender.has_next():
                 break
