@@ -92,8 +92,7 @@ def is_earlier_of_ranks(path: Path, than: Path) -> bool:
 def process_of(path: Path) -> NamedProcess | None:
     """Return the process in a temporary path's name; None if the name does not have the form of `_NAME`.
 
-    Of the result for a name by `name_of_ranks` nobody can tell whether it lives, because the name has a token
-    in place of a process.
+    A name by `name_of_ranks` gives a process that no machine finds, because it is made of a token.
     """
     match = _NAME.match(path.name)
     if match is None:
