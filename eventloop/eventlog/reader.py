@@ -159,7 +159,7 @@ class EventReader(Iterator[EventRecord[Event]]):
             payload = block[position + header_size : end]
             if mark != MARK_NUMBER or end > size or length < SHORTEST or crc32(payload, length) != checksum:
                 break
-            # Byte 0 begins the array, whose first item is the tag, the name of the event. Byte 1 has the length
+            # Byte 0 begins the array, whose first item is the tag, the event's name. Byte 1 has the length
             # of a short name, which begins at byte 2. For a longer one byte 2 is the length.
             text_type = payload[1]
             tag_end = 2 + text_type - _FIXSTR if text_type < _STR8 else 3 + payload[2]
