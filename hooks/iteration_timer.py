@@ -52,7 +52,8 @@ class IterationTimer(IterTimerHook):
         self._warmup = warmup_iter if ignore_warmup_time else 0
         self._warmup_done = self._iterations = 0  # the iterations of the warm-up, and the timed ones
         self._seconds = 0.0  # of loading and the training step in the timed iterations
-        self._start_time = self._evaluations_at_start = 0.0
+        self._start_time = 0.0  # the `perf_counter` at the end of the warm-up
+        self._evaluations_at_start = 0.0  # the seconds of all evaluations until then
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Start the timing and the warm-up."""

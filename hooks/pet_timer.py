@@ -260,36 +260,37 @@ class TestHook(Hook):
 
     def before_test_iter(self, trainer: Trainer, event: BeforeTestIter) -> None:
         """Stop timing the wait for the batch, and start timing the model."""
-        self._auto_toc("data")
-        self._auto_tic("infer")
+        self._stop_own("data")
+        self._start_own("infer")
 
     def after_test_iter(self, trainer: Trainer, event: AfterTestIter) -> None:
         """Stop timing the model, and start timing the other handlers."""
-        self._auto_toc("infer")
-        self._auto_tic("post")
+        self._stop_own("infer")
+        self._start_own("post")
 
     def _end_batch(self, trainer: Trainer, event: AfterTestIter) -> None:
         """Stop the timers of this batch, log the line if it is due, and start the timers of the next."""
-        self._auto_toc("post")
-        self._auto_toc("iter")
+        self._stop_own("post")
+        self._stop_own("iter")
         done, length = event.batch_idx + 1, self._lengths.get(event.loader)
         if self._is_due(done, length):
-            line = self._progress_line(done, (1, length, length), images=1)
+            span = 1, length, length  # this process tests the batches 1 to `length`, which are all
+            line = self._progress_line(done, span, images=1)  # 1, because `done` and `span` count batches
             log_text(trainer, "", line + self._other_timers_line(images=1))
         self._begin_batch()
 
     def _begin_batch(self) -> None:
         """Start to time a batch, and its first part, the wait for the loader."""
-        self._auto_tic("iter")
-        self._auto_tic("data")
+        self._start_own("iter")
+        self._start_own("data")
 
-    def _auto_tic(self, name: str) -> None:
-        """Start a timer, unless the user's code runs it."""
+    def _start_own(self, name: str) -> None:
+        """Start a timer of this hook; do nothing if the user's code starts and stops the timer."""
         if name not in self._user_timers:
             self._tic(name)
 
-    def _auto_toc(self, name: str) -> None:
-        """Stop a running timer, unless the user's code runs it."""
+    def _stop_own(self, name: str) -> None:
+        """Stop a running timer of this hook; do nothing if the user's code starts and stops the timer."""
         if name not in self._user_timers and self.timers[name].running:
             self._toc(name)
 

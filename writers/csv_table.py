@@ -53,7 +53,8 @@ class Table:
         """Open the file for appending, and read its columns and the last step of each mode."""
         self.columns = [*KEYS]
         self.last: dict[str, int] = {}  # the last step of each mode
-        self._unmerged = False  # whether two rows have one mode and step, or rows are not sorted by step
+        # whether `merge` has to rewrite the file: two rows have one mode and step, or are not sorted by step
+        self._needs_merge = False
         self._file: FileIO | None = None
         if self.path.exists() and self.path.stat().st_size:
             header = self._read_header()
@@ -92,7 +93,7 @@ class Table:
 
     def merge(self) -> None:
         """Rewrite the file with one row per mode and step, sorted by step, unless it has that form."""
-        if self._unmerged:
+        if self._needs_merge:
             self._rewrite()
 
     def remove_after(self, step: int) -> None:
@@ -138,13 +139,13 @@ class Table:
             if upto is None or key[1] <= upto:
                 earlier_cells = rows.get(key, cells)
                 rows[key] = [new or earlier for earlier, new in zip(earlier_cells, cells, strict=True)]
-        if self._unmerged:
+        if self._needs_merge:
             rows = dict(sorted(rows.items(), key=lambda row: row[0][1]))  # by step
         with replacing(self.path) as binary:
             text = io.TextIOWrapper(binary, encoding="utf-8", newline="", write_through=True)
             self._writer(text, self.last).writerows([self.columns, *rows.values()])
             text.detach()
-        self.last, self._unmerged = {}, False
+        self.last, self._needs_merge = {}, False
         for key in rows:
             self._record_step(*key)
         self._file.close()
@@ -162,11 +163,11 @@ class Table:
         )
 
     def _record_step(self, mode: str, step: int) -> None:
-        """Record the mode and step of the row that is now the last of the file."""
+        """Record the row that is now the last; `merge` is needed if its mode had this or a later step."""
         if step > self.last.get(mode, -1):
             self.last[mode] = step
         else:
-            self._unmerged = True
+            self._needs_merge = True
 
     # --- reading -------------------------------------------------------------------------------------------
 

@@ -131,10 +131,11 @@ class MLflowWriter(TrackerWriter):
         check_bools(checkpoints=checkpoints)
         check_experiment(experiment)
         self.experiment = experiment
-        self.run_name = run_name or name
+        self.run_name = run_name or name  # None: `run_name_of` takes the name of the work dir
         self.params = check_names("params", params)
         self.tags = check_names("tags", tags)
         self.checkpoints = checkpoints
+        # `pixels` too, so that a missing numpy raises an error here and not at the first image
         modules = ("mlflow", "mlflow.entities", "eventloop.writers.pixels")
         self._lib, self._entities, _ = self.import_library(*modules)
         check_requests(self._lib)

@@ -118,7 +118,13 @@ class Texts:
         self._where = f"directory: {on_a_line(socket.gethostname())}:{on_a_line(run.work_dir)}"
 
     def of_event(self, event: Event, progress: Progress, unsent: Counter[str]) -> Message:
-        """Return the message about an event."""
+        """Return the message about an event.
+
+        Args:
+            event: the event.
+            progress: the facts of the run so far.
+            unsent: by name, the number of events since the last message that had no message of their own.
+        """
         if isinstance(event, AfterRun):
             headline, kind = _run_end(event, trains=progress.trains)
             lines = [*_end_lines(event), *progress.lines()]

@@ -21,25 +21,25 @@ _CHECKPOINT = "checkpoint/"
 
 
 class Tally:
-    """Count the values that are new to a tracker, and those that it had before.
+    """Count the values that are new to a tracker, and those that it had when the writer connected.
 
     Each step of a name is counted once, also if a resumed training or a replay repeats it.
 
     Args:
-        last_steps: for each name, the last step that the tracker had before.
+        last_steps: for each name, the last step that the tracker had when the writer connected.
     """
 
     def __init__(self, last_steps: Mapping[str, int]) -> None:
         self.new = self.known = 0
-        self._last_steps = dict(last_steps)
-        self._counted: dict[str, int] = {}  # for each name, the last step that was counted
+        self._last_known = dict(last_steps)
+        self._last_counted: dict[str, int] = {}  # for each name, the last step that was counted
 
     def count(self, name: str, step: int) -> None:
-        """Count the value that `name` has at `step`."""
-        if self._counted.get(name, -1) >= step:
+        """Count the value that `name` has at `step` as known or new, unless this step was counted before."""
+        if step <= self._last_counted.get(name, -1):
             return
-        self._counted[name] = step
-        is_known = step <= self._last_steps.get(name, -1)
+        self._last_counted[name] = step
+        is_known = step <= self._last_known.get(name, -1)
         self.known += is_known
         self.new += not is_known
 

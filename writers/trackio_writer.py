@@ -64,8 +64,9 @@ class TrackioWriter(TrackerWriter):
         super().__init__(name, offload)
         self.project, source = setting("project", project, "TRACKIO_PROJECT", "TrackioWriter")
         check_texts(run_name=run_name)
-        self.run_name = run_name or name
+        self.run_name = run_name or name  # None: `run_name_of` takes the name of the work dir
         self.config = check_config(config)
+        # `pixels` too, so that a missing numpy raises an error here and not at the first image
         modules = ("trackio", "trackio.sqlite_storage", "eventloop.writers.pixels")
         self._lib, storage, _ = self.import_library(*modules)
         self._storage = storage.SQLiteStorage

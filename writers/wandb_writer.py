@@ -129,10 +129,11 @@ class WandbWriter(TrackerWriter):
         self._direction = check_mapping("best", best)
         for metric, direction in self._direction.items():
             check_choice(f"best[{metric!r}]", direction, ("min", "max"))
-        self._run_name = run_name or name
+        self._run_name = run_name or name  # None: `run_name_of` takes the name of the work dir
         check_entity("entity", entity)
         options = {"entity": entity, "group": group, "tags": check_tags(tags)}
         self._options = without_surrogates(options)
+        # `pixels` too, so that a missing numpy raises an error here and not at the first image
         self._lib, _ = self.import_library("wandb", "eventloop.writers.pixels")
         check_environment(self._lib)
         if entity is None:

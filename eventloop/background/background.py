@@ -285,7 +285,7 @@ class Background:
         Raises:
             RuntimeError: no thread can be started.
         """
-        if self.thread is not None or plan_file() is not None:
+        if self.thread is not None or plan_file() is not None:  # a dry run has a file for its plan
             return
         with self.starting:
             if self.thread is None and not self.finished:

@@ -126,7 +126,9 @@ def read_checkpoint(
 
 
 def read_small_part(path: str | Path, map_location: Any = "cpu", rank: int | None = None) -> Loaded:
-    """Read a checkpoint without its shards; if it has no shards, read it completely.
+    """Read all of a checkpoint but its shards, which hold the chunks of large tensors.
+
+    A checkpoint that one process has written has no shards, and is read completely.
 
     Args:
         path, map_location: as in `load_checkpoint`.
@@ -134,7 +136,7 @@ def read_small_part(path: str | Path, map_location: Any = "cpu", rank: int | Non
     """
     path = Path(path)
     if path.suffix in SUFFIXES and not path.exists() and path.with_suffix("").is_dir():
-        path = path.with_suffix("")  # MMEngine's checkpoints are files, with a suffix
+        path = path.with_suffix("")  # "epoch_3.pth", as MMEngine names it, also finds the directory "epoch_3"
     if not path.exists():
         existing = [checkpoint.name for checkpoint in find_checkpoints(path.parent)]
         hint = suggest(path.name, existing) if existing else f": {path.parent} holds no checkpoint"

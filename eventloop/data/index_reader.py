@@ -41,12 +41,16 @@ class IndexReader:
     """
 
     def __init__(self) -> None:
-        self._rebuilt: DataLoader[Any] | None = None  # the second loader, kept if its workers persist
-        self._states: dict[int, tuple[bytes, ...]] = {}  # the random states of the workers, by number
-        # of the last batch that was read: its index in the pass, its worker, and that worker's changed state
+        # the loader through which the passes are read, kept for the next pass if its workers persist
+        self._rebuilt: DataLoader[Any] | None = None
+        # by worker, its random state after its last batch that was trained on
+        self._states: dict[int, tuple[bytes, ...]] = {}
+        # the batch that was read last, and may not be trained on yet: its index in the pass, its worker, and
+        # the parts of the worker's random state that have changed
         self._pending: tuple[int, int, ChangedState] | None = None
-        self._seeded_with: torch.Tensor | None = None  # the state from which the workers' seed was drawn
-        self._seeded_here = True  # True if the current pass seeded the workers, False if an earlier one did
+        # the state of the loader's generator before the workers' seed was drawn from it
+        self._seeded_with: torch.Tensor | None = None
+        self._seeded_here = True  # whether the current pass has drawn that seed, and not an earlier pass
 
     def open(
         self,

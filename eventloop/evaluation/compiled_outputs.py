@@ -34,7 +34,8 @@ def run_step(step: Callable[[Any], Any], batch: Any, *, compiled: bool) -> Any:
     """Run a step of an evaluation on a batch, without gradients, and return its outputs.
 
     Args:
-        compiled: whether the model is compiled, so that the outputs must be copied.
+        compiled: whether the model is compiled. Its outputs are then copied, because a CUDA graph writes the
+            outputs of the next batch to the same memory.
     """
     with torch.no_grad():
         if not compiled:

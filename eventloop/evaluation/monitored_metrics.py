@@ -54,7 +54,8 @@ class MonitoredMetrics:
     def __init__(self, trainer: TrainerParts, sanity_val: int | None, *, own_val_step: bool) -> None:
         _check_sanity_val(sanity_val, trainer.val_loader)
         self._trainer, self._sanity_val = trainer, sanity_val
-        # whether to run `val_step` once, because nothing else shows that the batches fit it
+        # whether to run `val_step` on a batch before the training: the trainer's own one needs batches
+        # (inputs, target), and without a `loss_fn` the training may succeed with batches of any other form
         self._tries_step = trainer.loss_fn is None and not own_val_step and trainer.val_loader is not None
         self._certain, self._possible = reported_names(trainer.evaluator, trainer.loss_fn, own_val_step)
         self._required: list[tuple[str, str]] = []  # each metric, and the option of a hook that names it

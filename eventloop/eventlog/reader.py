@@ -159,9 +159,11 @@ class EventReader(Iterator[EventRecord[Event]]):
             payload = block[position + header_size : end]
             if mark != MARK_NUMBER or end > size or length < SHORTEST or crc32(payload, length) != checksum:
                 break
-            tag_type = payload[1]  # payload[0] begins the array, and its first item is the tag
-            tag_end = tag_type - _FIXSTR + 2 if tag_type < _STR8 else payload[2] + 3
-            key = payload[:tag_end]
+            # Byte 0 begins the array, whose first item is the tag, the event's name. Byte 1 has the length
+            # of a short name, which begins at byte 2. For a longer one byte 2 is the length.
+            text_type = payload[1]
+            tag_end = 2 + text_type - _FIXSTR if text_type < _STR8 else 3 + payload[2]
+            key = payload[:tag_end]  # the tag with the bytes before it, by which the decoders are stored
             decode = decoders.get(key) or self._new_decoder(key)
             try:
                 if (record := decode(payload)) is not None:
@@ -293,7 +295,7 @@ def _has_tag(key: bytes) -> bool:
     """Return whether the bytes `key` of a payload begin an array of five items and have the whole tag."""
     if len(key) < 3 or key[0] != _ARRAY_OF_5 or not _FIXSTR < key[1] <= _STR8:
         return False
-    expected_length = key[2] + 3 if key[1] == _STR8 else key[1] - _FIXSTR + 2
+    expected_length = 3 + key[2] if key[1] == _STR8 else 2 + key[1] - _FIXSTR
     return len(key) == expected_length
 
 

@@ -117,11 +117,16 @@ class LogStatistics:
                 raise ValueError(
                     f"log_name={entry.name!r} of custom_cfg is the name of a logged scalar: choose another"
                 )
-        self._posted: deque[PacketWithStatistics] = deque()  # packets whose values are not in the windows yet
+        # wrapped packets whose values are not in the windows yet, oldest first; `LoggerHook` posts each
+        self._posted: deque[PacketWithStatistics] = deque()
         self._adding = threading.Lock()
 
     def wrap(self, packet: Packet | Reduced) -> PacketWithStatistics:
-        """Return a packet wrapped so that its events have the statistics; called in the order of the run."""
+        """Return a packet whose events will contain the statistics of the `custom_cfg` too.
+
+        The background computes them when it creates the events. The training thread wraps the packets in the
+        order in which their values were logged, and the windows receive the values in this order.
+        """
         wrapped = PacketWithStatistics(packet, self)
         self._posted.append(wrapped)
         return wrapped

@@ -97,7 +97,7 @@ class Population:
         means = torch.stack([mean for _, mean in self._batches]).to(self._mean)
         count = len(self._batches) * self._batch_count
         self._batches.clear()
-        # first of the waiting batches alone, which have equal sizes, then with all earlier batches
+        # combine the waiting batches, which have equal sizes, and then add all earlier batches to the result
         mean = means.mean(0)
         squares = variances.sum(0) * (self._batch_count - self._correction)
         squares += (means - mean).square().sum(0) * self._batch_count

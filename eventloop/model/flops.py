@@ -46,8 +46,9 @@ class FlopCounter:
         counter.flops
 
     It uses PyTorch's `FlopCounterMode`: matrix products, convolutions and attention are counted, with a
-    multiplication and an addition as two operations. Compiled functions run uncompiled in the block. If they
-    ran compiled, PyTorch would run them uncompiled after the block.
+    multiplication and an addition as two operations. Compiled functions run uncompiled in the block. Without
+    `force_eager` PyTorch would find that it cannot compile a new function in the block, and would skip it
+    from then on, also after the block.
     """
 
     def __enter__(self) -> Self:

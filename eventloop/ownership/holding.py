@@ -46,9 +46,10 @@ class Held:
         """True once another run owns the directory, because this run has not renewed its record in time."""
 
     def create(self) -> None:
-        """Create the file, and keep the directory open, so that a later check recognises it.
+        """Create the file of the run's record in the directory, and keep the directory open.
 
-        As long as the directory is open, a new directory at its path cannot get the same inode number.
+        As long as it is open, a new directory at its path cannot get the same inode number. So a later check
+        finds out whether the directory was replaced.
 
         Raises:
             OSError: the directory cannot be written, or no descriptor is left.

@@ -189,7 +189,9 @@ class RunOwnership:
         """Record a resume, so that `begin` can refuse to train if another run has saved after it.
 
         Args:
-            path: the checkpoint. If it is in no directory of the run, no other run is refused.
-            newest: the last sequence number in the directories of the run before the checkpoint was read.
+            path: the checkpoint. If it is in no directory of the run, `begin` refuses nothing, because this
+                run does not continue what another run has saved there.
+            newest: the largest sequence number of a checkpoint in the directories of the run, as scanned
+                before the checkpoint was read. Each save gets the next number.
         """
         self._newest = newest if path.resolve().parent in self._directories() else None

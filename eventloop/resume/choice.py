@@ -109,7 +109,7 @@ def find(
     *,
     with_last: bool,
 ) -> Loaded:
-    """Read the checkpoint that a path or a name denotes, as this process sees the directories.
+    """Read the checkpoint that a path or a name denotes, in the directories as they are on this host.
 
     Args:
         path: "auto", "best", a path, the name of a checkpoint in one of `places`, or `OlderThan`.
@@ -118,8 +118,8 @@ def find(
         check: called with the state of a checkpoint that "auto" or "best" would choose; another one is chosen
             if it raises CheckpointError. None for no check.
         read: reads the checkpoint at a path.
-        with_last: whether the result needs the last sequence number in `places`, for which they are scanned
-            also if `path` is a path.
+        with_last: whether the result needs the last sequence number in `places`, with which a later check
+            finds out if another run has saved there. For it `places` are scanned also if `path` is a path.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.

@@ -42,7 +42,8 @@ class Settings:
         self._seen = _all_groups(trainer)  # now: a hook's check may build schedulers, which change values
         self._begun: Begun | None = None
         self._groups: dict[str, list[dict[str, Any]]] = {}  # the settings of each param group, by optimizer
-        self._constants: list[Any] = []  # the arguments of each scheduler
+        # the arguments of each scheduler: its state without the values that each step changes
+        self._arguments: list[Any] = []
         self._options: dict[str, dict[str, Any]] = {}  # the settings of hooks, by the hook's name
         self._loader: tuple[Any, dict[str, Any]] | None = None  # the loader and its settings
         self._frozen: list[str] = []  # the names of the parameters that do not train
@@ -63,7 +64,7 @@ class Settings:
             for name, of_optimizer in groups.items()
         }
         built = [deepcopy(getattr(s, "built_state", s.state_dict)()) for s in trainer.schedulers]
-        self._constants = [_constants(state) for state in built]
+        self._arguments = [_constants(state) for state in built]
         self._options = _options_of_hooks(trainer)
         self._frozen = frozen_parameters(unwrap(trainer.model))
         if trainer.loader is not None:
@@ -76,7 +77,7 @@ class Settings:
         self.record_begin()
         return {
             "optimizer": self._groups,
-            "param_schedulers": self._constants,
+            "param_schedulers": self._arguments,
             "run": self._of_run(),
             "hooks": _hooks(self._trainer),
             "hook_options": self._options,
@@ -166,7 +167,7 @@ class Settings:
         """
         names = [type(scheduler).__name__ for scheduler in self._trainer.schedulers]
         changes: list[Change] = []
-        for number, (name, own, former) in enumerate(zip(names, self._constants, saved, strict=False)):
+        for number, (name, own, former) in enumerate(zip(names, self._arguments, saved, strict=False)):
             label = name if names.count(name) == 1 else f"schedulers[{number}] {name}"
             values = [*_leaves(own, former, label)]
             arguments = [each for each in values if _DERIVED not in each.name]
@@ -197,7 +198,7 @@ class Settings:
         for name, groups in self._groups.items():
             for own, former in zip(groups, saved["optimizer"].get(name, []), strict=False):
                 own |= {key: former[key] for key in own if key in former}
-        self._constants = deepcopy(saved["param_schedulers"])
+        self._arguments = deepcopy(saved["param_schedulers"])
         self._frozen = saved.get("frozen", self._frozen)
 
 

@@ -93,7 +93,7 @@ def decided_by_rank_0(decide: Callable[[], T]) -> T:
         ) from error
     sent: bytes | _Failure = box[0]
     if isinstance(sent, _Failure):
-        raise sent.again()
+        raise sent.original_error()
     decided: T = pickle.loads(sent)
     return decided
 
@@ -154,7 +154,7 @@ def raised_together(what: str) -> Iterator[None]:
         raise failure
     failures = [each for each in ranks if each is not None]
     if failures:
-        raise failures[0].of_another(what, len(failures))
+        raise failures[0].error_for_others(what, len(failures))
 
 
 def this_rank() -> str:
@@ -168,14 +168,15 @@ class _Failure(NamedTuple):
     Args:
         rank: the rank and its host.
         pickled: the error; empty if it cannot be pickled.
-        nearest: the nearest class among the error and its bases that every rank has, and that takes a text.
+        fallback: the class of the error that other ranks raise if they cannot unpickle this one: the first of
+            the error's class and its bases that every rank has, and that takes a text alone.
         text: the text of the error.
         named: the name of the error's class, and the text.
     """
 
     rank: str
     pickled: bytes
-    nearest: type[Exception]
+    fallback: type[Exception]
     text: str
     named: str
 
@@ -186,20 +187,24 @@ class _Failure(NamedTuple):
             pickled = pickle.dumps(error)
         except Exception:
             pickled = b""
-        return cls(this_rank(), pickled, _nearest(type(error)), str(error), error_text(error))
+        return cls(this_rank(), pickled, _fallback_class(type(error)), str(error), error_text(error))
 
-    def again(self) -> Exception:
-        """Return the error for another rank to raise, with a note of the rank that has raised it."""
+    def original_error(self) -> Exception:
+        """Return the unpickled error for another rank to raise, with a note of the rank that has raised it.
+
+        If it cannot be unpickled, return an error of the class `fallback` with its text.
+        """
         try:
             error = pickle.loads(self.pickled)
         except Exception:  # its class is unknown here, or takes other arguments than `args`
-            error = self.nearest(self.text)
+            error = self.fallback(self.text)
         if not isinstance(error, Exception):
-            error = self.nearest(self.text)
+            error = self.fallback(self.text)
+        # only `decided_by_rank_0` calls this, so it is rank 0, whose decision all ranks wait for
         error.add_note(f"raised on {self.rank}, which decides for all ranks")
         return error
 
-    def of_another(self, what: str, count: int) -> Exception:
+    def error_for_others(self, what: str, count: int) -> Exception:
         """Return the error for a rank whose own block succeeded.
 
         Args:
@@ -207,10 +212,10 @@ class _Failure(NamedTuple):
             count: the number of ranks that failed.
         """
         more = f" and on {count - 1} more" if count > 1 else ""
-        return self.nearest(f"{what} failed on {self.rank}{more}, so on all ranks: {self.named}")
+        return self.fallback(f"{what} failed on {self.rank}{more}, so on all ranks: {self.named}")
 
 
-def _nearest(kind: type[Exception]) -> type[Exception]:
+def _fallback_class(kind: type[Exception]) -> type[Exception]:
     """Return the first class of an error's bases that every rank has, and that takes a text alone.
 
     These are Python's own errors and CheckpointError; RuntimeError if none of them fits.

@@ -42,8 +42,9 @@ class GroupChange:
     Args:
         label: the name of the number in the answer and in messages.
         optimizer, index: the optimizer, and the index of its param group.
-        name: the key of the number in the param group, or "momentum" or "beta2" for the two betas.
-        given: the new value or a factor, as a number or a text.
+        name: the key of the number in the param group. In a group with the pair `betas`, "momentum" is its
+            first number and "beta2" its second.
+        given: the argument of the command, a number or a text: the new value, or a factor for the old one.
         multiplies: whether `given` is a factor.
         scheduled: whether a schedule writes the number.
 

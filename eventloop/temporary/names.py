@@ -20,7 +20,10 @@ from eventloop.temporary.process_identity import Process, has_number, lives, thi
 _NAME = re.compile(
     r"^\..+\.(?P<pid>\d{1,19})(-(?P<place>[0-9a-f]{12})-(?P<start>\d{1,20}))?-(?P<number>\d+)\.(tmp|old)$"
 )
-"""Matches the temporary names of this version and of earlier ones, which had only the process id."""
+"""Matches `.<final name>.<pid>-<place>-<start>-<number>.tmp`, or ".old"; `Process` describes place and start.
+
+Earlier versions wrote names without place and start.
+"""
 _numbers = itertools.count(1)  # in the names of this process, so that they differ
 
 
@@ -61,7 +64,8 @@ def temporary_path(path: Path, why: str) -> Path:
 def name_of_ranks(name: str, token: str, number: int) -> str:
     """Return a hidden name for a directory that the processes of several ranks write to.
 
-    It contains no process; the time of the last write decides whether the ranks still write.
+    In the parts of the name that identify a process it has the token, as the place, and zeros. No machine
+    finds such a process, so the time of the last write decides whether the ranks still write.
 
     Args:
         name: the final name of the checkpoint.
@@ -86,9 +90,9 @@ def is_earlier_of_ranks(path: Path, than: Path) -> bool:
 
 
 def process_of(path: Path) -> NamedProcess | None:
-    """Return the process in a temporary path's name; None if the name is not of this form.
+    """Return the process in a temporary path's name; None if the name does not have the form of `_NAME`.
 
-    In a name by `name_of_ranks` it is a process that no machine can look up.
+    A name by `name_of_ranks` gives a process that no machine finds, because it is made of a token.
     """
     match = _NAME.match(path.name)
     if match is None:

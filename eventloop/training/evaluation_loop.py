@@ -219,13 +219,13 @@ def _metrics(
 
 
 def _metrics_of(
-    trainer: LoopTrainer, mode: str, loaders: Mapping[str, Iterable[Any]], weights: str
+    trainer: LoopTrainer, mode: str, loaders: Mapping[str, Iterable[Any]], prefix: str
 ) -> dict[str, float] | None:
     """Return the metrics of all loaders, one after the other; None if a stop cut the passes short.
 
     Args:
-        weights: the prefix of metrics' names for the weights that the model has now, such as "ema"; "" for
-            its own weights.
+        prefix: the prefix of the metrics' names, which tells what weights the model has now: such as "ema",
+            or "" for its own weights.
     """
     metrics: dict[str, float] = {}
     for number, (name, loader) in enumerate(loaders.items()):
@@ -236,10 +236,10 @@ def _metrics_of(
         def add(outputs: Any, evaluation: Evaluation = evaluation) -> None:
             evaluation.add(outputs, samples_of(outputs, trainer.batch, trainer.ignored_outputs))
 
-        label = name_of_pass(weights, name)
-        if not _run_pass(trainer, mode, loader, trainer.val_step, add, {"loader": label}):
+        pass_name = name_of_pass(prefix, name)  # such as "ema/clean"; "" for one loader and its own weights
+        if not _run_pass(trainer, mode, loader, trainer.val_step, add, {"loader": pass_name}):
             return None
-        metrics |= {of_loader(label, metric): value for metric, value in evaluation.compute().items()}
+        metrics |= {of_loader(pass_name, metric): value for metric, value in evaluation.compute().items()}
     return metrics
 
 

@@ -40,8 +40,8 @@ class WhenFilter:
         self.call: FilterCall | None = None  # the call under way
         self._inbox, self._account = inbox, inbox.account
         self._wake_subscriber, self._fail = wake, fail
-        self._begun = self._done = 0  # the numbers of calls that have begun, and that have ended
-        self._checked = Bell()  # rings when the filter was called for all incoming events
+        self._calls_begun = self._calls_ended = 0  # the numbers of calls of `when=`
+        self._all_checked = Bell()  # rings when the filter was called for all incoming events, and at the end
         self._woken = Latch()
         self._starting = threading.Lock()
         name = f"eventloop when= of {inbox.account.name}"
@@ -70,14 +70,14 @@ class WhenFilter:
         if threading.current_thread() is self._thread:
             return True
         with self._account.lock:
-            target = self._begun + self._inbox.waiting()  # the number of calls to wait for
+            target = self._calls_begun + self._inbox.waiting()  # the number of calls to wait for
         call = self.call
-        if self._done >= target or self._account.done:
+        if self._calls_ended >= target or self._account.done:
             return True
         if not patient and call is not None and perf_counter() - call.began > HANGS_SECONDS:
             return False
         self.wake()
-        return self._checked.wait_for(lambda: self._done >= target or self._account.done, timeout)
+        return self._all_checked.wait_for(lambda: self._calls_ended >= target or self._account.done, timeout)
 
     def give_up_call(self, since: float) -> FilterCall | None:
         """Count the event of the call under way as failed, if the call began before `since`.
@@ -97,12 +97,12 @@ class WhenFilter:
         """Call the filter for the incoming events at each `wake`, until the subscriber ends."""
         while not self._account.done:
             self._woken.clear()
-            with self._inbox.moving:
+            with self._inbox.moving:  # the lock of the thread that moves events into the queue
                 while self._check_next():
-                    self._done += 1
-            self._checked.ring()
+                    self._calls_ended += 1
+            self._all_checked.ring()
             self._woken.wait()
-        self._checked.ring()
+        self._all_checked.ring()
 
     def _check_next(self) -> bool:
         """Call `when=` for the next event, and move the event into the queue if it passes.
@@ -114,7 +114,7 @@ class WhenFilter:
             if account.done or (item := self._inbox.next_incoming()) is None:
                 return False
             account.received += 1
-            self._begun += 1
+            self._calls_begun += 1
             call = self.call = FilterCall(perf_counter(), unstamped(item))
         if self._passes(call):
             self._inbox.store(item)

@@ -233,6 +233,7 @@ class ProcessRunner(Runner):
         if ready and self._recording != (subscriber.recorder is not None):
             self._recording = not self._recording
             worker.push(frame(Kind.RECORD, int(self._recording)))
+        # after a death `held` lets deliveries go one at a time; `lingers` waits for events of a larger batch
         while ready and worker.backlog < BACKLOG_BYTES and not flights.held:
             if subscriber.lingers() or not self._sender.has_next():
                 break

@@ -55,11 +55,14 @@ class Sender:
         return worker
 
     def has_next(self) -> bool:
-        """Return whether there is a delivery to send; remove one from the queue if there is room for it."""
+        """Get the next delivery for `next_frames`; return False without one, or if the worker has enough.
+
+        Deliveries that a dead worker had come first. After them one is removed from the queue.
+        """
         flights = self._flights
         if flights.unsent:
             return True
-        room = self._limit - flights.events
+        room = self._limit - flights.events  # `flights.most` is the largest batch, 0 for single events
         delivery = self._subscriber.inbox.pop(min(room, flights.most or 1)) if room > 0 else []
         if delivery:
             flights.waiting.append(delivery)

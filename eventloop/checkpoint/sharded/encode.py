@@ -43,10 +43,13 @@ def encode_part(
     """Return one rank's part of a checkpoint in the form in which `commit` writes it.
 
     Args:
-        state: the copy of what this rank writes, under the keys `REST`, `OWN` and `SHARD`.
+        state: the copy of what this rank writes: under `REST` the state that rank 0 writes for all ranks,
+            under `OWN` this rank's own state, under `SHARD` its chunks of tensors.
         job: the description of the save.
-        path, label: as in `serialize`.
-        rebuilt, memory: as in `records_of`.
+        path: the checkpoint's path.
+        label: the fields of the manifest that cannot be read from the state, such as its sequence number.
+        rebuilt: known results of `__reduce_ex__` of tensors in the state.
+        memory: the shared memory that holds bytes of tensors, by the `data_ptr` of the storage.
 
     Raises:
         CheckpointError: the manifest could not be read again.

@@ -208,10 +208,12 @@ class StagedPart(Staged):
             if is_earlier_of_ranks(path, self._part.work):
                 with suppress(OSError):
                     self._disk.remove(path)
-        remove_dead(self.path.parent, owned=True)  # the directories of earlier runs, whose ranks were killed
+        # This removes the directories of earlier runs whose ranks were killed. The run owns the folder, so no
+        # other run is writing there, and a short time without a write shows that a directory is left over.
+        remove_dead(self.path.parent, owned=True)
 
     def _finish(self) -> None:
-        """End the save on a rank other than 0, whose part ends with its vote."""
+        """End the save on a rank other than 0, which has no more to do once it has voted."""
         self.close_files()
         self._work, self._at, self.done = None, perf_counter(), True
 
