@@ -45,8 +45,7 @@ BACKLOG_BYTES = 1 << 20
 """The most bytes that wait for room in the pipe; with more, as of a large image, no event is encoded."""
 START_SECONDS = 120.0
 """The seconds after which a worker that is still importing its handler is killed if it used no CPU time."""
-_ACK_SLACK = 0.1
-"""The longest time in seconds from the end of a delivery to its acknowledgement."""
+_ACK_SLACK = 0.1  # the longest time in seconds from the end of a delivery to its acknowledgement
 _CHECK_SECONDS = 1.0  # the longest time for which the thread blocks at once
 
 
