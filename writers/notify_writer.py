@@ -135,9 +135,7 @@ class NotifyWriter(TimedWriter):
         self._addresses = open_addresses(self._urls)
         self._texts, self._progress = Texts(run), Progress()
         self._send_times: deque[float] = deque(maxlen=self._limit)  # when the last messages were sent
-        self._unsent = Counter[
-            str
-        ]()  # by name, the number of events since the last message that were not sent
+        self._unsent = Counter[str]()  # by name, how many events since the last message were not sent
         self._warned = set[Address]()  # the addresses whose failure was logged
         self._lock = threading.Lock()  # held while the thread of `_watch` or of the writer sends a message
         self._is_active = False  # whether iterations are expected: the run has begun, and is not paused

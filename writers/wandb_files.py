@@ -97,8 +97,7 @@ def _records(data: bytes, offset: int) -> Iterator[bytes]:
         fragment = data[position : position + size]
         position += size
         record = fragment if record_type in (_FULL, _FIRST) else record + fragment
-        has_begin = (
-            record_type == _FULL or len(record) > size
-        )  # False if the first fragment is before `offset`
+        # False if the first fragment is before `offset`
+        has_begin = record_type == _FULL or len(record) > size
         if record_type in (_FULL, _LAST) and has_begin:
             yield record

@@ -29,7 +29,10 @@ _Making = tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]
 """The values to construct a hook again from: the arguments of its constructor by position, those by name, and
 the attributes that were set after the construction."""
 _PLAIN = (str, int, float, bool, type(None), tuple, type)
-"""An attribute of these types that is no field of a dataclass counts as set after its construction."""
+"""The types of attributes of a dataclass that count as set after its construction, unless they are fields.
+
+An attribute of another type, such as a list, counts as made by the construction.
+"""
 
 
 @contextmanager

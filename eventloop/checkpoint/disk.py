@@ -24,7 +24,7 @@ PIECE = 8 << 20
 LARGE = 1 << 20
 """The size in bytes from which data are hashed on a second thread, whose start costs more for fewer bytes."""
 CACHED = 256 << 10
-"""The number of bytes that are hashed at a time; so many fit into the cache of one CPU core."""
+"""The size in bytes of the parts in which data are hashed; a part fits into the cache of one CPU core."""
 
 
 class SaveGivenUp(RuntimeError):

@@ -328,9 +328,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _not_held(own: Any, saved: Any) -> str:
-    """Describe what a tensor of the model cannot hold of a saved tensor; return "" if it can hold all.
+    """Describe why a tensor of the model cannot take the values of a saved tensor; return "" if it can.
 
-    It cannot hold a type that PyTorch does not cast to its own, or values out of the range of its type.
+    PyTorch may not cast the saved type to that of the model, or a value may be out of its range.
     """
     are_tensors = isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor)
     if not are_tensors or is_lazy(own) or own.is_quantized or own.dtype == saved.dtype:

@@ -51,7 +51,7 @@ def knowing_others(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function after a check of the names, the number and the completeness of its arguments."""
+        """Refuse wrong, surplus or missing arguments, then call the function."""
         signature.check_names(kwargs)
         signature.check_count(len(args) - 1)
         signature.check_complete(len(args) - 1, kwargs)
@@ -133,7 +133,7 @@ def knowing_calls(method: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(method)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the method after a check of the names and the number of its arguments."""
+        """Refuse arguments with wrong names, or too many, then call the method."""
         owner = type(args[0]).__name__
         for name in kwargs:
             if name not in parameters:

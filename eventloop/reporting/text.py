@@ -279,6 +279,7 @@ def _fit_lines(blocks_of: Callable[[int], Blocks]) -> str:
 
 
 def _joined(blocks: Blocks) -> list[str]:
+    """Return the lines of all blocks, with an empty line between two blocks."""
     return "\n\n".join("\n".join(block) for block in blocks if block).split("\n")
 
 

@@ -220,7 +220,7 @@ class Logged:
         return Curve(self._points)
 
     def _follow_run(self, event: Event) -> None:
-        """Follow the begin and the end of a call such as `train`."""
+        """Record that a call such as `train` has begun, or how it has ended."""
         if isinstance(event, BeforeRun):
             self._begin_run(event.iter)
         elif isinstance(event, AfterRun):

@@ -26,7 +26,7 @@ The saver's process gets the bytes of a small state through a pipe, and maps the
 
 
 class SaveTask:
-    """One running save: its job, the copy of the state, the encoded copy, and the promise of the result.
+    """A save that is not complete: what to write where, the copy of the state, and the promise of the result.
 
     Attributes:
         job: the path, the label and the checkpoints to remove.

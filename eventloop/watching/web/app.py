@@ -36,7 +36,7 @@ def make_app(feed: Feed, token: str) -> Guard:
         )
 
     async def command(request: Request) -> Response:
-        """Send a command of the page to the run; the answer comes later, with the messages."""
+        """Send a command from the page to the run; the page gets the answer later, as a server-sent event."""
         refusal = check_origin(request) or check_token(request.headers.get(TOKEN), token)
         if refusal is not None:
             return refusal
