@@ -108,7 +108,7 @@ class Outcome(NamedTuple):
 
     bytes: int = 0
     at: float = 0.0
-    error: Exception | None = None
+    error: BaseException | None = None
     warnings: tuple[str, ...] = ()
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint, read_manifest, save_checkpoint
-from eventloop.checkpoint.commit import Outcome, Removals, Save
+from eventloop.checkpoint.commit import Outcome, Removals, Save, commit
 from eventloop.checkpoint.disk import Disk, SaveGivenUp
 from eventloop.checkpoint.manifest import TensorEntry
 from eventloop.checkpoint.saving.saver import QUEUE_BYTES, Saver, SaveReplacedError
@@ -322,6 +323,30 @@ def test_an_error_of_any_class_fails_its_save_alone(
 
     saver.save(a_state(1.0), Job(tmp_path / "b")).result(DEADLINE)
     assert_same(load_checkpoint(tmp_path / "b"), 1.0)
+
+
+def test_a_logging_filter_that_raises_loses_no_save(
+    make_saver: Make, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """If a user's logging filter raises for a warning of a save, that save and the next one are written."""
+
+    def commits(saves: Sequence[Save], given_up: threading.Event, removals: Removals) -> list[Outcome]:
+        outcomes = commit(saves, given_up=given_up, removals=removals)
+        return [outcome._replace(warnings=("a replaced checkpoint stays",)) for outcome in outcomes]
+
+    def refuses(record: logging.LogRecord) -> bool:
+        raise SystemExit("the filter has ended")
+
+    saver, logger = make_saver(commits), logging.getLogger("eventloop")
+    logger.addFilter(refuses)
+    try:
+        for name in ("a", "b"):
+            saver.save(a_state(1.0), Job(tmp_path / name)).result(DEADLINE)
+            assert_same(load_checkpoint(tmp_path / name), 1.0)
+        saver.close()
+    finally:
+        logger.removeFilter(refuses)
+    assert capsys.readouterr().err.count("SystemExit: the filter has ended") == 2
 
 
 def test_abandoned_while_it_is_copied(late: Late, tmp_path: Path) -> None:

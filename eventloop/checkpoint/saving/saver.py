@@ -285,15 +285,15 @@ class Saver:
                 task.begun = True
         try:
             outcomes = self._groups.commit(group) if group else []
-        except Exception as error:
+        except BaseException as error:  # of any class, or the promises would never be done
             outcomes = [Outcome(error=error)] * len(group)
         for task, outcome in zip(group, outcomes, strict=True):
-            for warning in outcome.warnings:
-                logger.warning("%s", warning)
             if outcome.error is not None:
                 task.written.set_exception(outcome.error)
             else:
                 task.written.set_result(Written(outcome.bytes, outcome.at))
+        for warning in (warning for outcome in outcomes for warning in outcome.warnings):
+            logger.warning("%s", warning)  # after the results, because a logging filter may raise
         if not self.waiting:
             self._groups.finish_removals()
 

@@ -6,6 +6,7 @@ The saver uses one thread to copy and one to write.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -30,7 +31,7 @@ class SaverThread:
             self._thread = None
 
     def do(self, work: Callable[[], None]) -> None:
-        """Let the thread run `work`, which must not raise."""
+        """Let the thread run `work`; an error that it raises is printed, and the thread goes on."""
         if self._thread is None:
             work()
         else:
@@ -44,5 +45,8 @@ class SaverThread:
 
     def _run(self) -> None:
         while (work := self._todo.get()) is not None:
-            work()
+            try:
+                work()
+            except BaseException:  # such as one of a logging filter: the saves that follow need this thread
+                traceback.print_exc()  # without logging, which may have raised it
             del work  # otherwise the copy that it refers to would stay in memory during the next `get`
