@@ -142,8 +142,7 @@ class Accumulation:
         self.resume_exchange()
         if self.count >= self.divisor:
             return True
-        if trainer.compiled and self.count == 1:  # later iterations add to these gradients in place
-            self._copy_gradients()
+        self.keep_gradients(trainer)
         trainer.within = "iter"  # a repeated batch would add its gradients twice
         self.allow_schedulers()
         return False
@@ -240,8 +239,13 @@ class Accumulation:
         accumulation.divisor = saved.divisor if saved.count else self.divisor
         return accumulation
 
-    def _copy_gradients(self) -> None:
-        """Replace each gradient by a copy, because the CUDA graph of the next iteration overwrites them."""
+    def keep_gradients(self, trainer: Trainer) -> None:
+        """Replace the gradients of a window's first batch by copies, if code is compiled.
+
+        The CUDA graph of the next batch overwrites them. Later batches add to the copies in place.
+        """
+        if not trainer.compiled or self.count != 1 or self.divisor == 1:
+            return
         for parameter in self.parameters():
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +22,9 @@ from eventloop.optim.optimizers import named_values
 from eventloop.util.suggest import suggest
 
 logger = logging.getLogger("eventloop")
+
+REPEATS = 3
+"""The number of repeated compilations at which a warning is logged; PyTorch gives up after eight."""
 
 Compile = Literal["model", "step"] | Mapping[str, Mapping[str, Any]]
 
@@ -39,7 +43,6 @@ def compile_parts(
     model: torch.nn.Module,
     optimizer: Any,
     train_step: Callable[..., Any] | None,
-    schedulers: Sequence[Any],
 ) -> Parts:
     """Compile the model, and with "step" the optimizers' steps, in place; return the trainer's other parts.
 
@@ -47,7 +50,7 @@ def compile_parts(
 
     Args:
         given: the trainer's argument `compile`; None compiles nothing.
-        model, optimizer, train_step, schedulers: arguments of the trainer.
+        model, optimizer, train_step: arguments of the trainer.
 
     Raises:
         TypeError, ValueError: `given` is no choice or has an unknown option, the model is compiled already,
@@ -62,8 +65,6 @@ def compile_parts(
         return Parts(True, _CopyingStorage(), forward, train_step)
     for name, one_optimizer in named_values("optimizer", optimizer):
         _refuse_replaced(name, one_optimizer)
-        if schedulers:
-            _warn_of_float_rate(one_optimizer)
         _compile_step(one_optimizer, options)
     _compile_model(model, options)
     compiled_step = None if train_step is None else torch.compile(train_step, **options)
@@ -147,22 +148,71 @@ def _compile_step(optimizer: Any, options: Mapping[str, Any]) -> None:
     The wrapper would break the graph. It only sets `_opt_called` at each step, without which PyTorch warns
     that a scheduler was stepped before the optimizer. This function sets the attribute once.
     """
-    step: Any = torch.compile(type(optimizer).step, **options)
-    step._wrapped_by_lr_sched = True
-    optimizer.step = MethodType(step, optimizer)
+    compiled_step: Any = torch.compile(type(optimizer).step, **options)
+    watch = _FloatWatch(type(optimizer).__name__)
+
+    def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        with watch.of(optimizer):
+            return compiled_step(optimizer, *args, **kwargs)
+
+    marked: Any = step
+    marked._wrapped_by_lr_sched = True
+    optimizer.step = MethodType(marked, optimizer)
     optimizer._opt_called = True
 
 
-def _warn_of_float_rate(optimizer: Any) -> None:
-    """Log a warning if the learning rate is a float in an optimizer that has it compiled as a constant.
+class _FloatWatch:
+    """Log a warning once if PyTorch compiles a step again each time that a float in a param group changes.
 
-    PyTorch then compiles the step again for each rate, and stops compiling it after eight rates.
+    Whether it does so depends on the optimizer's class and options. For most it compiles once more, for the
+    first change, and not for later ones.
+
+    Args:
+        name: the class of the optimizer, for the warning.
     """
-    if not isinstance(optimizer, torch.optim.SGD | torch.optim.RMSprop | torch.optim.Adadelta):
-        return
-    if any(isinstance(group["lr"], float) for group in optimizer.param_groups):
-        logger.warning(
-            "compile='step' compiles the step of %s again for each learning rate that is a float, and gives "
-            "up after some of them: with schedulers give it a tensor, as lr=torch.tensor(0.1)",
-            type(optimizer).__name__,
-        )
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._floats: list[tuple[str, Any]] = []  # in the order of the groups, as at the last step
+        self._repeats = 0
+
+    @contextmanager
+    def of(self, optimizer: Any) -> Iterator[None]:
+        """Compare the floats before a step with those of the last one, and count if the step is compiled."""
+        before, self._floats = self._floats, _floats(optimizer)
+        if self._repeats >= REPEATS or not before or before == self._floats:
+            yield
+            return
+        graphs = _compiled_graphs()
+        yield
+        self._repeats += _compiled_graphs() > graphs
+        if self._repeats == REPEATS:
+            changed = {
+                name for (name, old), (_, new) in zip(before, self._floats, strict=False) if old != new
+            }
+            logger.warning(
+                "compile='step' compiles the step of %s again for each new value of the floats %s, and "
+                "gives up after some of them: %s, or pass compile='model'",
+                self._name,
+                ", ".join(sorted(changed)) or "of its param groups",
+                "give the optimizer a tensor, as lr=torch.tensor(0.1), also with capturable=True if it has it"
+                if changed <= {"lr"}
+                else "let nothing but the learning rate change, and give it as a tensor",
+            )
+
+
+def _floats(optimizer: Any) -> list[tuple[str, Any]]:
+    """Return the options of an optimizer's param groups that are floats or tuples, such as betas."""
+    return [
+        (name, value)
+        for group in optimizer.param_groups
+        for name, value in group.items()
+        if type(value) is float or type(value) is tuple
+    ]
+
+
+def _compiled_graphs() -> int:
+    """Return the number of graphs that PyTorch has compiled in this process."""
+    from torch._dynamo.utils import counters  # imported by `torch.compile` by now
+
+    return int(counters["stats"]["unique_graphs"])

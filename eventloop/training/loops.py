@@ -11,6 +11,7 @@ from typing import Any
 
 from eventloop.data.loader_info import to_device
 from eventloop.data.position import batches_of_update
+from eventloop.evaluation.compiled_outputs import begin_compiled_step
 from eventloop.evaluation.schedule import Evaluate, Schedule
 from eventloop.stops.stopping import Pass
 from eventloop.training.evaluation_loop import evaluate
@@ -121,6 +122,8 @@ class TrainLoop:
                 yield from self._body(trainer.batch)
                 if accumulator is not None:
                     for next_batch in batches_of_update(trainer, accumulator, self._pass):
+                        if trainer.compiled:
+                            begin_compiled_step()
                         yield from self._body(next_batch)
                 trainer.end_iter(trainer.outputs)
                 ends = self._iteration_boundary()

@@ -214,7 +214,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.schedulers: list[Any] = [*schedulers] if isinstance(schedulers, list | tuple) else [schedulers]
         self.steps_itself = "optimizer" in (default_hooks or {})
-        parts = compile_parts(compile, self.model, optimizer, train_step, self.schedulers)
+        parts = compile_parts(compile, self.model, optimizer, train_step)
         self.compiled, self.metrics, self._forward, self.custom_step = parts
         self.loss_fn, self._val_step, self._predict_step = loss_fn, val_step, predict_step
         self.evaluator = name_evaluators(evaluator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -21,8 +22,10 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("way", ["model", "step"])
-@pytest.mark.parametrize("window", [1, 3])
-def test_replays_overwrite_nothing_that_is_kept(tmp_path: Path, way: str, window: int) -> None:
+@pytest.mark.parametrize(("window", "unit"), [(1, "batch"), (3, "batch"), (3, "update")])
+def test_replays_overwrite_nothing_that_is_kept(
+    tmp_path: Path, way: str, window: int, unit: Literal["batch", "update"]
+) -> None:
     """Logged losses are those that were read at once, with accumulated gradients too, and checkpoints succeed."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 2)).cuda()
@@ -35,6 +38,7 @@ def test_replays_overwrite_nothing_that_is_kept(tmp_path: Path, way: str, window
         train_loader=loader,
         val_loader=loader[:2],
         max_epochs=2,
+        unit=unit,
         device="cuda",
         work_dir=tmp_path,
         compile={way: {"mode": "reduce-overhead"}},

@@ -165,9 +165,10 @@ def test_nothing_is_compiled_again(make_trainer: MakeTrainer, way: str) -> None:
     assert counted[0][:2] == ((0, 0) if way == "model" else (1, 0))
 
 
+@pytest.mark.parametrize("unit", ["batch", "update"])
 @pytest.mark.parametrize("way", ["model", pytest.param("step", marks=pytest.mark.slow)])
-def test_outputs_that_are_overwritten(make_trainer: MakeTrainer, tmp_path: Path, way: str) -> None:
-    """What hooks, metrics and a program keep of an iteration stays, although the next one computes in the same memory."""
+def test_outputs_that_are_overwritten(make_trainer: MakeTrainer, tmp_path: Path, way: str, unit: str) -> None:
+    """What hooks, metrics and a program keep of a batch stays, although the next one computes in the same memory."""
     found: list[list[Any]] = []
     for compile in (None, {way: {"backend": replayed}}):
         model, kept = WithLoss(), list[torch.Tensor]()
@@ -188,6 +189,7 @@ def test_outputs_that_are_overwritten(make_trainer: MakeTrainer, tmp_path: Path,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
             train_loader=batches(6),
             max_epochs=1,
+            unit=unit,
             hooks=[OptimizerHook(cumulative_iters=3), CheckInvalidLossHook(interval=6)],
         )
         trainer.bus.subscribe(record, "after_train_iter")
@@ -230,15 +232,22 @@ def test_predictions_that_a_metric_keeps(make_trainer: MakeTrainer, tmp_path: Pa
     assert compiled.val()["squares"] == pytest.approx(eager.val()["squares"], rel=1e-6)
 
 
+@pytest.mark.parametrize("unit", ["batch", "update"])
 def test_pytorch_knows_where_iterations_begin(
-    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, unit: str
 ) -> None:
     """Once CUDA graphs exist, it is told before each batch of a training, a validation and a range test."""
     marks: list[str] = []
     monkeypatch.setitem(
         sys.modules, "torch._inductor.cudagraph_trees", ModuleType("torch._inductor.cudagraph_trees")
     )
-    trainer = make_trainer(val_loader=batches(2), compile={"model": {"backend": "eager"}}, sanity_val=0)
+    trainer = make_trainer(
+        val_loader=batches(2),
+        compile={"model": {"backend": "eager"}},
+        sanity_val=0,
+        unit=unit,
+        hooks=[OptimizerHook(cumulative_iters=2)],
+    )
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(trainer.mode))
 
     trainer.train()
@@ -249,21 +258,77 @@ def test_pytorch_knows_where_iterations_begin(
     assert len(marks) == 4
 
 
-def test_a_compiled_step_with_float_rates_and_schedulers_is_warned_of(
+def _steps_of(model: nn.Module) -> dict[str, tuple[torch.optim.Optimizer, str]]:
+    """Optimizers, with the floats by which PyTorch compiles their steps again and again."""
+    tensor_rate: dict[str, Any] = {"lr": torch.tensor(0.1), "capturable": True}
+    steps: dict[str, tuple[torch.optim.Optimizer, str]] = {
+        "SGD": (torch.optim.SGD(model.parameters(), lr=0.1), "lr"),
+        "SGD with a tensor": (torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1)), ""),
+        "Adam": (torch.optim.Adam(model.parameters(), lr=0.1), ""),
+        "AdamW of lists": (torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True), "lr"),
+        "AdamW of lists with a tensor": (
+            torch.optim.AdamW(model.parameters(), foreach=True, **tensor_rate),
+            "",
+        ),
+    }
+    return steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("choice", "by"),
+    [("SGD", "handler"), *((choice, "scheduler") for choice in _steps_of(tiny_model()))],
+)
+def test_a_step_that_is_compiled_for_each_rate_is_warned_of(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, choice: str, by: str
+) -> None:
+    """Whoever changes the rate, one warning names the floats and says what to write; without it all is compiled once."""
+    model = tiny_model()
+    optimizer, floats = _steps_of(model)[choice]
+    schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)]
+    trainer = make_trainer(
+        model=model,
+        optimizer=optimizer,
+        schedulers=schedulers if by == "scheduler" else [],
+        compile={"step": {"backend": "aot_eager"}},
+        max_iters=6,
+    )
+    if by == "handler":
+
+        @trainer.bus.on("before_train_iter")
+        def lower(trainer: Trainer, event: Any) -> None:
+            for group in trainer.optimizer.param_groups:
+                group["lr"] *= 0.9
+
+    trainer.train()
+
+    warned = [
+        r.getMessage() for r in caplog.records if "compile='step' compiles the step of" in r.getMessage()
+    ]
+    assert len(warned) == (floats != "")
+    for warning in warned:
+        assert f"{type(optimizer).__name__} again for each new value of the floats {floats}, " in warning
+        assert "lr=torch.tensor(0.1)" in warning
+
+
+@pytest.mark.slow
+def test_other_floats_of_a_compiled_step_are_named(
     make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """PyTorch compiles such a step anew for each rate; the warning says what to write."""
-    for rate in (0.1, torch.tensor(0.1)):
-        model = tiny_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-        schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
-        make_trainer(model=model, optimizer=optimizer, schedulers=schedulers, compile="step")
+    """A schedule that changes betas too is warned of by their name."""
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
+    make_trainer(
+        model=model,
+        optimizer=optimizer,
+        schedulers=[torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)],
+        compile={"step": {"backend": "aot_eager"}},
+        max_iters=6,
+    ).train()
 
-    (warning,) = [r.getMessage() for r in caplog.records if "learning rate" in r.getMessage()]
-    assert warning == (
-        "compile='step' compiles the step of SGD again for each learning rate that is a float, and gives up "
-        "after some of them: with schedulers give it a tensor, as lr=torch.tensor(0.1)"
-    )
+    (warning,) = [r.getMessage() for r in caplog.records if "compile='step' compiles the" in r.getMessage()]
+    assert "new value of the floats betas, and" in warning
+    assert "let nothing but the learning rate change, and give it as a tensor" in warning
 
 
 @pytest.mark.parametrize(
