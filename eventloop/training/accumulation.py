@@ -142,7 +142,7 @@ class Accumulation:
         self.resume_exchange()
         if self.count >= self.divisor:
             return True
-        self.keep_gradients(trainer)
+        self.copy_first_gradients(trainer)
         trainer.within = "iter"  # a repeated batch would add its gradients twice
         self.allow_schedulers()
         return False
@@ -239,7 +239,7 @@ class Accumulation:
         accumulation.divisor = saved.divisor if saved.count else self.divisor
         return accumulation
 
-    def keep_gradients(self, trainer: Trainer) -> None:
+    def copy_first_gradients(self, trainer: Trainer) -> None:
         """Replace the gradients of a window's first batch by copies, if code is compiled.
 
         The CUDA graph of the next batch overwrites them. Later batches add to the copies in place.

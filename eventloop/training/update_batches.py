@@ -62,7 +62,7 @@ class UpdateBatches:
         clock.charge("backward", self._run_backward(trainer))
         if self._window is not None:
             self._window.resume_exchange()
-            self._window.keep_gradients(trainer)
+            self._window.copy_first_gradients(trainer)
         if self._wanted[AfterBackward]:
             self._other_seconds = 0.0
             self._announce(trainer, AfterBackward)
