@@ -19,6 +19,7 @@ from eventloop.description.record import Begin, RunRecord
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.settings import Settings
+from eventloop.util.functions import handler_name
 
 
 def check_config(config: object) -> dict[str, Any]:
@@ -75,11 +76,13 @@ def describe(trainer: ResumableTrainer, settings: Settings, begin: Begin) -> Run
 def options_of(trainer: ResumableTrainer, of_checkpoints: Settings) -> dict[str, Any]:
     """Return the settings of the trainer, its optimizers, its schedulers and its hooks.
 
-    They are the settings that checkpoints have, and the arguments with which the hooks were constructed.
+    They are the settings that checkpoints have, the arguments with which the hooks were constructed, and
+    those arguments of the trainer that are neither.
     """
     settings = of_checkpoints.state_dict()
     length = "max_epochs" if trainer.by_epoch else "max_iters"
     own = {length: getattr(trainer, length), "limit_batches": trainer.limits.given, **settings["run"]}
+    own |= _arguments(trainer)
     schedulers = [
         {"type": type(scheduler).__name__, **_public(state)}
         for scheduler, state in zip(trainer.schedulers, settings["param_schedulers"], strict=False)
@@ -100,6 +103,30 @@ def options_of(trainer: ResumableTrainer, of_checkpoints: Settings) -> dict[str,
     }
     plain: dict[str, Any] = plain_value({name: value for name, value in options.items() if value})
     return plain
+
+
+def _arguments(trainer: ResumableTrainer) -> dict[str, Any]:
+    """Return arguments of the trainer that a resume does not compare; None for one that has its default.
+
+    Functions, metrics and writers are named. The arguments of writers, which may be secret, are left out.
+    """
+    return {
+        "val_before_train": trainer.schedule.before_train or None,
+        "sanity_val": trainer.monitored.sanity_val,
+        "fast_dev_run": trainer.fast_dev_run or None,
+        "device": None if trainer.device is None else str(trainer.device),
+        "compile": _named(trainer.compile_options),
+        "loss_fn": _named(trainer.loss_fn),
+        "evaluator": _named(trainer.evaluator) or None,
+        "writers": [type(writer).__name__ for writer in trainer.writers] or None,
+    }
+
+
+def _named(value: Any) -> Any:
+    """Return a value with names in place of functions and of objects that can be called, in mappings too."""
+    if isinstance(value, Mapping):
+        return {key: _named(item) for key, item in value.items()}
+    return handler_name(value) if callable(value) else value
 
 
 def _optimizers(given: Any, groups: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:

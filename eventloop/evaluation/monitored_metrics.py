@@ -53,7 +53,7 @@ class MonitoredMetrics:
 
     def __init__(self, trainer: TrainerParts, sanity_val: int | None, *, own_val_step: bool) -> None:
         _check_sanity_val(sanity_val, trainer.val_loader)
-        self._trainer, self._sanity_val = trainer, sanity_val
+        self._trainer, self.sanity_val = trainer, sanity_val
         # whether to run `val_step` on a batch before the training: the trainer's own one needs batches
         # (inputs, target), and without a `loss_fn` the training may succeed with batches of any other form
         self._tries_step = trainer.loss_fn is None and not own_val_step and trainer.val_loader is not None
@@ -63,8 +63,8 @@ class MonitoredMetrics:
 
     def shorten(self, batches: int) -> None:
         """Limit the sanity validation to `batches` batches, as in a `fast_dev_run`."""
-        if self._sanity_val is not None:
-            self._sanity_val = min(self._sanity_val, batches)
+        if self.sanity_val is not None:
+            self.sanity_val = min(self.sanity_val, batches)
 
     def require(self, metric: str, option: str) -> None:
         """Check that the validation can report a metric; hooks call this in their `check`.
@@ -98,7 +98,7 @@ class MonitoredMetrics:
             Exception: an error of the user's code, if `sanity_val` was given. By default the error is logged
                 and the names are not checked, because an evaluator may need more than one batch.
         """
-        trainer, batches = self._trainer, self._sanity_val
+        trainer, batches = self._trainer, self.sanity_val
         if trainer.iter or trainer.stopping:
             return
         if batches is None and validates and self._tries_step and _can_be_repeated(trainer):
@@ -162,7 +162,7 @@ class MonitoredMetrics:
                 _prepare(undo, trainer)
                 return _metrics_of(trainer, batches)
         except Exception as error:
-            if self._sanity_val is not None:
+            if self.sanity_val is not None:
                 error.add_note(f"raised by the sanity validation before training, sanity_val={batches}")
                 raise
             logger.warning(

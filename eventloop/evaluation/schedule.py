@@ -15,6 +15,9 @@ Workflow = Sequence[tuple[str, int]]
 class Schedule(Protocol):
     """The evaluations of a run, by the number of completed units: epochs, or iterations in a run of these."""
 
+    before_train: bool
+    """Whether a validation precedes the first iteration."""
+
     def after(self, done: int, total: int) -> list[Evaluate]:
         """Return the evaluations after `done` of `total` units; `done` is 0 before the training."""
 
@@ -27,6 +30,8 @@ class Schedule(Protocol):
 
 class Never:
     """The schedule of a run without evaluations."""
+
+    before_train = False
 
     def after(self, done: int, total: int) -> list[Evaluate]:
         """Return []."""
@@ -70,7 +75,7 @@ class ValSchedule:
             )
         positive("val_interval", interval)
         positive("val_begin", begin)
-        self._begin, self._before_train = begin, before_train
+        self._begin, self.before_train = begin, before_train
         self._milestones, self._intervals = [0], [interval]  # the interval from each milestone to the next
         for entry in dynamic_intervals or ():
             self._add_interval(entry, dynamic_intervals)
@@ -90,7 +95,7 @@ class ValSchedule:
     def after(self, done: int, total: int) -> list[Evaluate]:
         """Return ["val"] if a validation follows `done` of `total` units, else []."""
         if done == 0:
-            return ["val"] if self._before_train else []
+            return ["val"] if self.before_train else []
         # that of the next unit, which has the number done + 1: as in MMEngine
         interval = self._intervals[bisect_right(self._milestones, done + 1) - 1]
         is_due = done % interval == 0 or done == total
@@ -98,7 +103,7 @@ class ValSchedule:
 
     def validates(self, total: int) -> bool:
         """Return whether a run of `total` units has a validation, at its end at the latest."""
-        return self._begin <= total or self._before_train
+        return self._begin <= total or self.before_train
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments, which a resume compares."""
@@ -151,6 +156,8 @@ class WorkflowSchedule:
     Raises:
         TypeError, ValueError: `workflow` is not a list of `(mode, times)`, a mode is unknown, or none trains.
     """
+
+    before_train = False
 
     def __init__(self, workflow: Workflow) -> None:
         if not isinstance(workflow, tuple | list):

@@ -7,6 +7,7 @@ a line, and so do eventloop's own handlers that take less than 5 %.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -44,11 +45,12 @@ BUSY = 0.5
 """A background subscriber has a row if it is busy for at least this share of the run."""
 LARGE = 0.1
 """If not all lines fit, only phases of at least this share of the iterations have rows."""
-LEAST_HEAD, LEAST_TABLE = 11, 3
+LEAST_HEAD, LEAST_TABLE = 12, 3
 """The lines of a report's head, and of each table, that are shown even if not all lines fit.
 
-The head has a title, three pieces of advice of at most three lines, and the duration of the run. A table has
-a header and its two first rows. A head and four tables of these sizes fit in `LINES`.
+The head has a title, three pieces of advice of at most three lines, and the duration of the run. With
+`run.json` the third advice has at most two lines, and the begin and the model of the run have a line each. A
+table has a header and its two first rows. A head and four tables of these sizes fit in `LINES`.
 """
 HINT = "  (--all shows every table)"
 RATIO = 6
@@ -123,13 +125,14 @@ def _run(report: Report, name: str, width: int, blocks: str) -> str:
     shown = [fact for fact in facts(report) if fact.name != "state" and (fact.bad or fact.value != "0")]
     begun = [fact for fact in begun_facts(report) if fact.name in BRIEF]
     label = max((len(fact.name) for fact in [*shown, *begun]), default=0) + GAP
-    head = _title_and_advice(report, name, width)
+    of_begin = [paragraph(fact.name.ljust(label), fact.value, width, 1) for fact in begun]
+    first = 0 if report.begun is None else 2  # the begin and the model
+    head = [*_title_and_advice(report, name, width), *chain(*of_begin[:first])]
     for fact in shown:
         head += paragraph(fact.name.ljust(label), fact.value, width)
     for note in report.notes[:2]:
         head += paragraph("", note, width)
-    for fact in begun:  # last, because the end of a long head is cut
-        head += paragraph(fact.name.ljust(label), fact.value, width, 1)
+    head += chain(*of_begin[first:])  # last, because the end of a long head is cut
     costs, scalars = report.costs, _scalars(report, width, label)
     if costs is None:
         return _fit_lines(lambda _: [head, scalars])
@@ -144,11 +147,14 @@ def _run(report: Report, name: str, width: int, blocks: str) -> str:
 
 
 def _title_and_advice(report: Report, name: str, width: int) -> list[str]:
-    """Draw the run's name and state on one line, and each advice on at most three."""
+    """Draw the run's name and state on one line, and each advice on at most three.
+
+    With `run.json` the third advice has at most two lines, which leaves room for the begin and the model.
+    """
     title = on_a_line(f"Run {name}: {state(report)}", width)
     lines = [title + HINT if len(title + HINT) <= width else title]
-    for line in report.advice:
-        lines += paragraph("-> ", line, width, 3)
+    for number, line in enumerate(report.advice):
+        lines += paragraph("-> ", line, width, 2 if number == 2 and report.begun else 3)
     return lines
 
 

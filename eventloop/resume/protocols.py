@@ -22,4 +22,7 @@ class ResumableTrainer(SavingTrainer, Protocol):
     checkpoint: dict[str, Any] | None
     checkpoint_dir: Path
     applied_commands: list[Applied]
+    compile_options: Any
+    writers: list[Any]
     schedule: Any  # of `evaluation.schedule`, a package above this one
+    monitored: Any  # of `evaluation.monitored_metrics`, as well

@@ -33,6 +33,8 @@ class Parts(NamedTuple):
     """The parts of a trainer that depend on its argument `compile`."""
 
     compiled: bool
+    options: Compile | None
+    """The argument itself; None compiles nothing."""
     metrics: EventStorage
     forward: Callable[..., Any]
     train_step: Callable[..., Any] | None
@@ -57,18 +59,18 @@ def compile_parts(
             or the step of an optimizer object was replaced.
     """
     if given is None:
-        return Parts(False, EventStorage(), forward, train_step)
+        return Parts(False, None, EventStorage(), forward, train_step)
     choice, options = _checked(given)
     _refuse_compiled(model)
     if choice == "model":
         _compile_model(model, options)
-        return Parts(True, _CopyingStorage(), forward, train_step)
+        return Parts(True, given, _CopyingStorage(), forward, train_step)
     for name, one_optimizer in named_values("optimizer", optimizer):
         _refuse_replaced(name, one_optimizer)
         _compile_step(one_optimizer, options)
     _compile_model(model, options)
     compiled_step = None if train_step is None else torch.compile(train_step, **options)
-    return Parts(True, _CopyingStorage(), torch.compile(forward, **options), compiled_step)
+    return Parts(True, given, _CopyingStorage(), torch.compile(forward, **options), compiled_step)
 
 
 class _CopyingStorage(EventStorage):

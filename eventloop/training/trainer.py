@@ -215,7 +215,7 @@ class Trainer(Steered, LoopSteps, Evaluations, Resumable):
         self.schedulers: list[Any] = [*schedulers] if isinstance(schedulers, list | tuple) else [schedulers]
         self.steps_itself = "optimizer" in (default_hooks or {})
         parts = compile_parts(compile, self.model, optimizer, train_step)
-        self.compiled, self.metrics, self._forward, self.custom_step = parts
+        self.compiled, self.compile_options, self.metrics, self._forward, self.custom_step = parts
         self.loss_fn, self._val_step, self._predict_step = loss_fn, val_step, predict_step
         self.evaluator = name_evaluators(evaluator)
         self.train_loader, self.val_loader, self.test_loader = loaders

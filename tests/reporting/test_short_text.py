@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from eventloop.costs.records import HandlerCost, RunCosts, Times, WaitCost, write_costs
+from eventloop.description.record import Begin, RunRecord, write_record
 from eventloop.reporting.comparison import compared_by_time, extremes, runs_table
 from eventloop.reporting.facts import OUTSIDE_HANDLERS
 from eventloop.reporting.report import Report, load_report
@@ -79,6 +80,23 @@ def test_each_table_has_its_first_rows_whatever_does_not_fit(waits: list[WaitCos
 
     begins = ("-> ", "took ", "phase ", "forward ", "handler ", "slow_handler_wit", "subscriber ", "! Writer")
     assert [begin for begin in begins if not any(line.startswith(begin) for line in lines)] == []
+    assert (len(lines), lines[-1]) == (LINES, "--all shows the rest")
+
+
+@pytest.mark.parametrize("waits", [[], WAITS], ids=["", "waits"])
+def test_the_begin_and_the_model_are_there_whatever_does_not_fit(
+    waits: list[WaitCost], tmp_path: Path
+) -> None:
+    """They follow the advice, also three pieces of it, and leave room for the duration and four tables."""
+    run = troubled(tmp_path, waits=waits)
+    write_record(run, RunRecord(begins=[Begin(time=1e9, iter=0, host="node1")], model="Net"))
+
+    lines = as_text([load_report(run)], width=80).splitlines()
+
+    begins = ("-> ", "begun ", "model ", "took ", "phase ", "handler ", "outside of the ", "subscriber ")
+    places = [next(i for i, line in enumerate(lines) if line.startswith(begin)) for begin in begins]
+    assert places == sorted(places)
+    assert any(line.endswith(" on node1") for line in lines)
     assert (len(lines), lines[-1]) == (LINES, "--all shows the rest")
 
 

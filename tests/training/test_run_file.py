@@ -14,6 +14,7 @@ from eventloop import Trainer
 from eventloop.description.record import RunRecord, read_record
 from eventloop.events import RunInfo
 from eventloop.hooks import EMAHook, LoggerHook
+from eventloop.writers import JSONLWriter
 from tests.support.trainers import MakeTrainer, batches
 
 
@@ -59,6 +60,56 @@ def test_a_training_writes_what_it_was_begun_with(make_trainer: MakeTrainer) -> 
     assert found.parameters == found.trainable == sum(p.numel() for p in trainer.model.parameters())
 
 
+def accuracy(preds: torch.Tensor, target: torch.Tensor) -> float:
+    """The share of the right classes."""
+    return float((preds.argmax(1) == target).float().mean())
+
+
+def uncompiled(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+    """A backend of `torch.compile` that runs the graph as it is."""
+    return graph.forward
+
+
+ARGUMENTS = {
+    "val_before_train": True,
+    "sanity_val": 0,
+    "device": "cpu",
+    "compile": {"model": {"backend": "uncompiled", "dynamic": False}},
+    "loss_fn": "CrossEntropyLoss",
+    "evaluator": {"top": "accuracy"},
+    "writers": ["JSONLWriter"],
+}
+"""Arguments of the trainer as `run.json` has them."""
+
+
+def test_the_options_have_all_arguments_of_the_trainer(make_trainer: MakeTrainer) -> None:
+    """Functions, metrics and writers are named, also within the options of `compile`."""
+    trainer = make_trainer(
+        max_epochs=1,
+        val_loader=batches(1),
+        val_before_train=True,
+        sanity_val=0,
+        device="cpu",
+        compile={"model": {"backend": uncompiled, "dynamic": False}},
+        loss_fn=torch.nn.CrossEntropyLoss(),
+        evaluator={"top": accuracy},
+        writers=[JSONLWriter()],
+    )
+    trainer.train()
+
+    options = written(trainer).options["trainer"]
+    assert {name: options.get(name) for name in ARGUMENTS} == ARGUMENTS
+
+
+def test_the_options_omit_arguments_with_their_defaults(make_trainer: MakeTrainer) -> None:
+    """Of these arguments only the loss is given."""
+    trainer = make_trainer(max_epochs=1, val_loader=batches(1))
+    trainer.train()
+
+    options = written(trainer).options["trainer"]
+    assert {name: options[name] for name in ARGUMENTS if name in options} == {"loss_fn": "cross_entropy"}
+
+
 def test_a_later_training_adds_its_begin_and_an_evaluation_none(make_trainer: MakeTrainer) -> None:
     """The begins have the completed iterations; the options are those of the last training."""
     trainer = make_trainer(max_epochs=1, val_loader=batches(1), val_step=lambda trainer, batch: {"acc": 1.0})
@@ -87,6 +138,19 @@ def test_writers_get_the_settings_with_the_facts(make_trainer: MakeTrainer) -> N
     (info,) = seen
     assert info.config == {"model": {"width": 3}}
     assert info.options == written(trainer).options
+
+
+def test_the_options_of_a_dev_run_say_how_many_batches_it_has(make_trainer: MakeTrainer) -> None:
+    """It writes no `run.json`, so this is for subscribers of `run_info`."""
+    trainer, seen = make_trainer(max_epochs=1, fast_dev_run=2), list[RunInfo]()
+
+    def record(event: RunInfo) -> None:
+        seen.append(event)
+
+    trainer.bus.subscribe(record, "run_info", offload="thread")
+    trainer.train()
+
+    assert seen[0].options["trainer"]["fast_dev_run"] == 2
 
 
 @pytest.mark.parametrize(
