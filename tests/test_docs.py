@@ -82,6 +82,10 @@ AFTER = {
     "Set the learning rate by hand": "trainer.optimizer.param_groups[0]['lr'] == 0.1 * 0.97**47",
     "Use a schedule of your own": "schedule.last_epoch == 48",
     "Use the scheduler of another library": "optimizer.param_groups[0]['lr'] == 1e-3 / 3",
+    "Layer-wise learning rates: parameter groups": "{p for g in optimizer.param_groups for p in g['params']} == {*model.parameters()}"
+    " and trainer.metrics.latest()['lr'] < 2e-5",
+    "Label smoothing": "trainer.loss_fn(torch.tensor([[100.0, 0.0]]), torch.tensor([0])) > 4",
+    "Stochastic weight averaging (SWA)": "swa.state_dict()['steps'] == 32 and not average[1].running_mean.equal(trainer.model[1].running_mean)",
     "ReduceLROnPlateau": "plateau.last_epoch == 3",
     "Log the norm of the gradients": "{'grad_norm', 'norms/0.weight'} <= {*trainer.metrics.latest()}",
     "Truncated backpropagation through time": "trainer.model.hidden.any() and not trainer.model.hidden.requires_grad",
