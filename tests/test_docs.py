@@ -80,7 +80,12 @@ def test_the_printed_order_is_the_program_s(tmp_path: Path) -> None:
 SAVED = "load_checkpoint(trainer.work_dir / 'epoch_{}')['state_dict']['0.weight']"
 AFTER = {
     "Set the learning rate by hand": "trainer.optimizer.param_groups[0]['lr'] == 0.1 * 0.97**47",
-    "Use the scheduler of another library, or one of your own": "optimizer.param_groups[0]['lr'] == 1e-3 / 3",
+    "Use a schedule of your own": "schedule.last_epoch == 48",
+    "Use the scheduler of another library": "optimizer.param_groups[0]['lr'] == 1e-3 / 3",
+    "Layer-wise learning rates: parameter groups": "{p for g in optimizer.param_groups for p in g['params']} == {*model.parameters()}"
+    " and trainer.metrics.latest()['lr'] < 2e-5",
+    "Label smoothing": "trainer.loss_fn(torch.tensor([[100.0, 0.0]]), torch.tensor([0])) > 4",
+    "Stochastic weight averaging (SWA)": "swa.state_dict()['steps'] == 32 and not average[1].running_mean.equal(trainer.model[1].running_mean)",
     "ReduceLROnPlateau": "plateau.last_epoch == 3",
     "Log the norm of the gradients": "{'grad_norm', 'norms/0.weight'} <= {*trainer.metrics.latest()}",
     "Truncated backpropagation through time": "trainer.model.hidden.any() and not trainer.model.hidden.requires_grad",
@@ -105,20 +110,36 @@ AFTER = {
     "L-BFGS, and other optimizers with a closure": "trainer.iter == 10 and closure() < 0.01",
     "A loss with parameters of its own": "model['criterion'].log_variance != 0 and trainer.iter == 48",
     "Begin an average with the initial weights": "ema.state_dict()['steps'] == 1 + trainer.iter == 49",
-    "Keep state of your own in checkpoints": "trainer.iter == 2 + 4 + 6 and len({*labelled}) == 96"
-    " and len(load_checkpoint(trainer.work_dir / 'epoch_2')['remembered']['labelled']) == 64",
+    "Keep state of your own in checkpoints": "trainer.iter == 2 + 4 + 6 and len({*known['labelled']}) == 96"
+    " and len(load_checkpoint(trainer.work_dir / 'epoch_2')['remembered']['known']['labelled']) == 64",
     "Overfit one batch": "trainer.bus.latest('after_val_epoch').metrics['accuracy'] == 1.0 and trainer.iter == 30",
 }
 """What is true after the program of a recipe, by its heading."""
 
 
+def recipes() -> tuple[str, list[tuple[str, str]]]:
+    """Return the begin of the page of recipes, and the heading and text of each recipe."""
+    begin, *rest = re.split(r"^###? (.+)\n", RECIPES.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return begin, [*zip(rest[::2], rest[1::2], strict=True)]
+
+
+def test_a_recipe_has_at_most_ten_lines() -> None:
+    """The code of a recipe, of all its blocks together, has at most ten lines that are not blank."""
+    counts = {
+        heading: sum(bool(line.strip()) for _, code in BLOCK.findall(text) for line in code.splitlines())
+        for heading, text in recipes()[1]
+    }
+    assert len(counts) > 40
+    assert {heading: count for heading, count in counts.items() if count > 10} == {}
+
+
 @pytest.mark.slow
 def test_the_recipes_do_what_they_say(tmp_path: Path) -> None:
     """Each recipe runs after those before it, and has done what its heading names."""
-    sections = re.split(r"^###? (.+)\n", RECIPES.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    program = "from eventloop.checkpoint import load_checkpoint\n" + programs_in(sections[0])
-    assert {*AFTER} <= {*sections[1::2]}
-    for heading, text in zip(sections[1::2], sections[2::2], strict=True):
+    begin, sections = recipes()
+    program = "from eventloop.checkpoint import load_checkpoint\n" + programs_in(begin)
+    assert {*AFTER} <= {heading for heading, _ in sections}
+    for heading, text in sections:
         program += f"{programs_in(text)}\nassert {AFTER.get(heading, 'True')}, {heading!r}\n"
 
     run(program, tmp_path)
