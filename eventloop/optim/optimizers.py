@@ -75,7 +75,9 @@ def check_optimizer(optimizer: object) -> None:
     """Raise TypeError or ValueError unless an argument is an optimizer, optimizers by name, or None."""
     if not isinstance(optimizer, Mapping):
         if optimizer is not None and not _is_optimizer(optimizer):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+            raise TypeError(
+                f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}{_counterpart(optimizer)}"
+            )
         return
     if isinstance(kind := optimizer.get("type"), str | type):
         kind = kind if isinstance(kind, str) else kind.__name__
@@ -88,7 +90,9 @@ def check_optimizer(optimizer: object) -> None:
         if not isinstance(name, str) or not name:
             raise TypeError(f"the names of optimizers must be non-empty strings, got {name!r}")
         if not _is_optimizer(each):
-            raise TypeError(f"optimizer[{name!r}] must be a torch.optim.Optimizer, got {each!r}")
+            raise TypeError(
+                f"optimizer[{name!r}] must be a torch.optim.Optimizer, got {each!r}{_counterpart(each)}"
+            )
     if len({id(each) for each in optimizer.values()}) < len(optimizer):
         raise ValueError(
             f"two of the optimizers {sorted(optimizer)} are one object, which would be stepped twice: pass "
@@ -147,18 +151,18 @@ def refuse_closures(optimizer: Any) -> None:
 
     The optimizer hook calls `step()` without an argument. An optimizer such as LBFGS is recognised by the
     argument that its `step` requires, according to its signature or its source. An implementation of SAM is
-    recognised by its methods `first_step` and `second_step`.
+    recognised by its methods `first_step` and `second_step`. Objects with `param_groups` that are no
+    `torch.optim.Optimizer`, such as wrappers, are checked in the same way.
 
     Raises:
         TypeError: an optimizer needs a closure; the message has the train step to write.
     """
     for name, each in named_values("optimizer", optimizer):
-        if not isinstance(each, torch.optim.Optimizer):
-            continue
         # SAM's step needs gradients, which the closure computes before; LBFGS calls the closure itself
         first_pass = "closure(); " if hasattr(each, "first_step") and hasattr(each, "second_step") else ""
         hint = "" if first_pass else "  # one that needs gradients: loss = closure(), and then the step"
-        if first_pass or needs_argument(type(each).step):
+        step = getattr(each, "step", None)
+        if first_pass or (callable(step) and needs_argument(step)):
             raise TypeError(
                 f"{name}: {type(each).__name__}.step computes the loss again by a closure, and the optimizer "
                 "hook calls step() without one: pass train_step=train_step in place of loss_fn (val_step=... "
@@ -172,3 +176,27 @@ def refuse_closures(optimizer: Any) -> None:
 def _is_optimizer(candidate: object) -> bool:
     """Return whether an object, not a class, has param groups, as optimizers and their wrappers do."""
     return hasattr(candidate, "param_groups") and not isinstance(candidate, type)
+
+
+def _counterpart(candidate: object) -> str:
+    """Return the end of a message about an optimizer of Keras: PyTorch's in its place; "" for other objects.
+
+    An optimizer of Keras trains Keras' variables, not a module's parameters, and no checkpoint would have its
+    state. A module has a method `apply` as well, which is another.
+    """
+    kind = candidate if isinstance(candidate, type) else type(candidate)
+    applies = any(callable(getattr(candidate, name, None)) for name in ("apply", "apply_gradients"))
+    if not applies or hasattr(candidate, "step") or issubclass(kind, torch.nn.Module):
+        return ""
+    of_torch = {name.lower(): name for name, each in vars(torch.optim).items() if isinstance(each, type)}
+    written = of_torch.get(kind.__name__.lower())
+    return (
+        ", an optimizer of Keras, which trains Keras' variables: "
+        + (
+            f"write torch.optim.{written}(model.parameters(), lr=...)"
+            if written
+            else f"torch.optim has no {kind.__name__}, so write another, as "
+            "torch.optim.AdamW(model.parameters(), lr=...)"
+        )
+        + ", with all other options too, because their defaults differ"
+    )

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from inspect import Parameter
 from typing import Any
 
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from eventloop.optim.windows import Window
 
@@ -159,7 +160,8 @@ def mistaken_count(
     """Return a warning if a schedule seems to count batches where an iteration is an update, else None.
 
     It also does so if a schedule seems to count updates where an iteration is a batch. The schedule is then
-    as long as the run in the other unit.
+    as long as the run in the other unit. Milestones in batches are recognised as well if the last one is
+    after the last update, but not after the last batch.
 
     Args:
         scheduler: a scheduler that is stepped after each iteration.
@@ -173,7 +175,7 @@ def mistaken_count(
     state = _state(scheduler)
     mistaken = [(name, n) for name, n in (*_lengths(state), *_ends(state)) if n in others - own]
     if not mistaken:
-        return None
+        return _beyond_updates(scheduler, per_step, batches, max(updates)) if by_update else None
     name, label = type(scheduler).__name__, f"{mistaken[0][0]}={mistaken[0][1]}"
     if by_update:
         return (
@@ -188,10 +190,36 @@ def mistaken_count(
     )
 
 
+def _beyond_updates(scheduler: Any, per_step: int, batches: int, updates: int) -> str | None:
+    """Return a warning if the last milestone is after the last update, but not after the last batch."""
+    state = _state(scheduler)
+    while isinstance(state, Mapping) and state.get("scheduler"):  # the state of a window
+        state = state["scheduler"]
+    milestones = isinstance(state, Mapping) and state.get("milestones")
+    if not milestones or not all(isinstance(each, int) for each in milestones):  # the state of a user's class
+        return None
+    if not updates < (last := max(milestones)) <= batches:
+        return None
+    return (
+        f'{type(scheduler).__name__} is stepped after each update, an iteration with unit="update", and its '
+        f"last milestone, {last}, is after the run's {updates} updates, but within its {batches} batches, "
+        f"{per_step} for an update: give it the milestones in updates"
+    )
+
+
 def _state(scheduler: Any) -> Any:
-    """Return the state of a scheduler; of a window the one that has all arguments."""
+    """Return the state of a scheduler; of a window the one that has all arguments.
+
+    The schedules of Transformers are functions in a `LambdaLR`, partials with the length
+    `num_training_steps`. The state has no functions, so the length is added.
+    """
     read: Callable[[], Any] = getattr(scheduler, "built_state", getattr(scheduler, "state_dict", dict))
-    return read()
+    state = read()
+    if not (isinstance(scheduler, LambdaLR) and isinstance(state, Mapping)):
+        return state
+    keywords = [each.keywords for each in scheduler.lr_lambdas if isinstance(each, partial)]
+    lengths = [each["num_training_steps"] for each in keywords if "num_training_steps" in each]
+    return {**state, "num_training_steps": lengths[0]} if lengths else state
 
 
 def _ends(state: Any) -> Iterator[tuple[str, Any]]:
@@ -225,6 +253,6 @@ def _lengths(state: Any) -> Iterator[tuple[str, Any]]:
             yield from _lengths(part)
     else:
         lowers = "power" in state or state.get("end_factor", 1) < state.get("start_factor", 0)
-        for name in ("T_max", "total_steps", "T_0", *(["total_iters"] * lowers)):
+        for name in ("T_max", "total_steps", "num_training_steps", "T_0", *(["total_iters"] * lowers)):
             if name in state:
                 yield name, state[name]

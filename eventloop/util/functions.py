@@ -107,14 +107,19 @@ def check_call(what: str, fn: object, *parameters: str) -> None:
 
 
 def needs_argument(method: Callable[..., object]) -> bool:
-    """Return whether a method fails without the argument after `self`, even if that has a default.
+    """Return whether a method of an object fails without an argument, even if its first has a default.
 
     The method's source is searched for an assertion that the argument is given, for an error that is raised
     if it is missing, and for a call of the argument without a test. For a method of PyTorch, or if there is
-    no source, an argument with a default is not needed.
+    no source, an argument with a default is not needed. `method` may be any callable, such as a partial.
     """
-    method = inspect.unwrap(method)
-    parameters = [*inspect.signature(method).parameters.values()][1:]  # without `self`
+    try:
+        parameters = [*inspect.signature(method).parameters.values()]
+    except (ValueError, TypeError):  # some builtin functions have no signature
+        return False
+    # the function that a PyTorch scheduler puts in place of `step` has the signature of an unbound method
+    if parameters and parameters[0].name == "self":
+        parameters = parameters[1:]
     if not parameters or parameters[0].kind in (
         inspect.Parameter.VAR_POSITIONAL,
         inspect.Parameter.VAR_KEYWORD,
@@ -123,11 +128,12 @@ def needs_argument(method: Callable[..., object]) -> bool:
     parameter = parameters[0]
     if parameter.default is parameter.empty:
         return True
-    if method.__module__.startswith("torch."):
+    method = inspect.unwrap(method)
+    if str(getattr(method, "__module__", "")).startswith("torch."):
         return False
     try:
         source = ast.parse(textwrap.dedent(inspect.getsource(method)))
-    except (OSError, SyntaxError):
+    except (OSError, SyntaxError, TypeError):  # TypeError: no function, as a partial
         return False
     nodes = [*ast.walk(source)]
     return any(_refuses_none(node, parameter.name) for node in nodes) or _only_called(nodes, parameter.name)

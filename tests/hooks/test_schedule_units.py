@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -71,8 +72,13 @@ def of_length(steps: int) -> dict[str, tuple[Schedule, str]]:
         warm_up = torch_lr.LinearLR(optimizer, 0.1, total_iters=1)
         return torch_lr.SequentialLR(optimizer, [warm_up, torch_lr.CosineAnnealingLR(optimizer, last)], [1])
 
+    def linear(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
+        return max(0.0, 1 - step / num_training_steps)
+
+    partly = partial(linear, num_warmup_steps=1, num_training_steps=steps)
     return {
         "cosine": (lambda o: torch_lr.CosineAnnealingLR(o, steps), f"T_max={steps}"),
+        "lambda": (lambda o: torch_lr.LambdaLR(o, partly), f"num_training_steps={steps}"),
         "poly": (lambda o: torch_lr.PolynomialLR(o, steps), f"total_iters={steps}"),
         "linear": (lambda o: torch_lr.LinearLR(o, 1.0, 0.1, steps), f"total_iters={steps}"),
         "one cycle": (lambda o: torch_lr.OneCycleLR(o, 0.5, steps), f"total_steps={steps}"),
@@ -220,6 +226,10 @@ RIGHT: dict[str, tuple[Schedule, dict[str, Any]]] = {
         ),
         {"batches": 21},
     ),
+    "partial of another name": (
+        lambda o: torch_lr.LambdaLR(o, partial(lambda i, length: 1.0, length=EPOCHS)),
+        {"batches": 21},
+    ),
     "slow decay": (lambda o: torch_lr.ExponentialLR(o, 0.99), {"batches": 21}),
     "own": (lambda o: Own(o), {"batches": 21}),
     "few batches": (lambda o: torch_lr.MultiStepLR(o, [2, 4]), {"batches": 2}),
@@ -311,5 +321,46 @@ def test_nothing_is_said_of_batches_and_updates_otherwise(
     schedule = windows(steps)[name][0]
 
     build(schedule, unit=unit, batches=6, default_hooks={"optimizer": {"cumulative_iters": count}})
+
+    assert caplog.messages == []
+
+
+@pytest.mark.filterwarnings("ignore:MultiStepLR runs from iteration 0 to")
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda o: torch_lr.MultiStepLR(o, [12, 18]),
+        lambda o: {"type": "MultiStepLR", "milestones": [12, 18], "by_epoch": False},
+    ],
+    ids=["torch", "window"],
+)
+def test_milestones_in_batches_and_stepped_by_update(
+    build: Build, caplog: pytest.LogCaptureFixture, schedule: Schedule
+) -> None:
+    """The construction logs a last milestone that no update reaches, but a batch."""
+    build(schedule, unit="update", batches=6, default_hooks={"optimizer": {"cumulative_iters": 3}})
+
+    (said,) = caplog.messages
+    assert re.search(r"its last milestone, 18, is after the run's 8 updates, but within its 24 batches", said)
+    assert said.endswith("3 for an update: give it the milestones in updates")
+
+
+@pytest.mark.parametrize(
+    ("milestones", "unit", "by_epoch"),
+    [
+        ([3, 7], "update", False),
+        ([30, 60], "update", False),
+        ([3, 7], "batch", False),
+        ([3, 18], "update", True),
+    ],
+    ids=["within", "after both", "early", "epochs"],
+)
+def test_other_milestones_are_not_logged(
+    build: Build, caplog: pytest.LogCaptureFixture, milestones: list[int], unit: str, by_epoch: bool
+) -> None:
+    """Milestones of the run, of a longer one and in epochs may be meant; an early end of the decay, too."""
+    options = {"unit": unit, "batches": 6, "default_hooks": {"optimizer": {"cumulative_iters": 3}}}
+
+    build(lambda o: torch_lr.MultiStepLR(o, milestones), by_epoch=by_epoch, **options)
 
     assert caplog.messages == []

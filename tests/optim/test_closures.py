@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +234,147 @@ def test_a_step_that_may_have_a_closure_is_no_other(
         trained(make_trainer, kind, work_dir=tmp_path / "either"),
         trained(make_trainer, torch.optim.SGD, work_dir=tmp_path / "plain"),
     )
+
+
+class Wrapper:
+    """An object around an optimizer, without its class, as libraries and scripts write them."""
+
+    def __init__(self, params: Parameters, lr: float = 0.1) -> None:
+        self.optimizer = self._inside(params, lr)
+        self.param_groups = self.optimizer.param_groups
+
+    def _inside(self, params: Parameters, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(params, lr=lr, max_iter=4)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state)
+
+
+class Given(Wrapper):
+    """Its step has a closure."""
+
+    def step(self, closure: Any) -> Any:
+        return self.optimizer.step(closure)
+
+
+class Passed(Wrapper):
+    """Its step is that of the optimizer in it, an attribute."""
+
+    def __init__(self, params: Parameters, lr: float = 0.1) -> None:
+        super().__init__(params, lr)
+        self.step: Any = self.optimizer.step
+
+
+class Called(Wrapper):
+    """Its step calls its closure, by its source."""
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(lambda: closure())
+
+
+class Function(Wrapper):
+    """Its step is a function of the object, without `self`."""
+
+    def __init__(self, params: Parameters, lr: float = 0.1) -> None:
+        super().__init__(params, lr)
+        self.step: Any = lambda closure: self.optimizer.step(closure)
+
+
+class Forwards(Wrapper):
+    """Has all that it lacks from the optimizer in it, an implementation of SAM."""
+
+    def _inside(self, params: Parameters, lr: float) -> torch.optim.Optimizer:
+        return SAM(params, lr)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["optimizer"], name)
+
+
+@pytest.mark.parametrize("kind", [Given, Passed, Called, Function, Forwards])
+def test_a_wrapper_whose_step_needs_a_closure_is_refused(
+    make_trainer: MakeTrainer, kind: type[Wrapper]
+) -> None:
+    """The trainer is not built with an object that has param groups, and is no `torch.optim.Optimizer`."""
+    model = tiny_model()
+
+    with pytest.raises(
+        TypeError, match=rf"optimizer: {kind.__name__}\.step computes the loss again by a clo"
+    ):
+        make_trainer(model=model, optimizer=kind(model.parameters()))
+
+
+@pytest.mark.parametrize("kind", [Given, Passed, Forwards])
+def test_the_step_of_the_error_serves_wrappers(
+    make_trainer: MakeTrainer, tmp_path: Path, kind: type[Wrapper]
+) -> None:
+    """With the train step that the error message shows they train as the optimizer in them."""
+    inside = SAM if kind is Forwards else lbfgs
+    weights: list[Any] = []
+    for each in (kind, inside):
+        model = tiny_model()
+        with pytest.raises(TypeError, match="by a closure") as refused:
+            make_trainer(model=model, optimizer=each(model.parameters()))
+        shown: dict[str, Any] = {"train_step": step_of(refused.value), "default_hooks": {"optimizer": None}}
+        optimizer = each(model.parameters())
+        make_trainer(
+            model=model, optimizer=optimizer, writers=[], work_dir=tmp_path / each.__name__, **shown
+        ).train()
+        weights.append(model.state_dict())
+
+    assert same(*weights)
+    assert not same(weights[0], tiny_model().state_dict())
+
+
+class Simple(Wrapper):
+    """Wraps SGD, and its step needs nothing."""
+
+    def _inside(self, params: Parameters, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr)
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+class Partial(Simple):
+    """Its step is a partial, which has no source."""
+
+    def __init__(self, params: Parameters, lr: float = 0.1) -> None:
+        super().__init__(params, lr)
+        self.step: Any = partial(self.optimizer.step, None)
+
+
+class Scheduled(Simple):
+    """Its step is the function that a scheduler puts in place of the step of the optimizer in it."""
+
+    def __init__(self, params: Parameters, lr: float = 0.1) -> None:
+        super().__init__(params, lr)
+        torch.optim.lr_scheduler.ConstantLR(self.optimizer, 1.0)
+        self.step: Any = self.optimizer.step
+
+
+@pytest.mark.parametrize("kind", [Simple, Partial, Scheduled])
+def test_a_wrapper_whose_step_needs_none_is_stepped(
+    make_trainer: MakeTrainer, tmp_path: Path, kind: type[Wrapper]
+) -> None:
+    """The optimizer hook steps it, as plain SGD."""
+    changes: list[Any] = [kind, torch.optim.SGD]
+
+    wrapped, plain = (trained(make_trainer, each, work_dir=tmp_path / each.__name__) for each in changes)
+
+    assert same(wrapped, plain)
+
+
+@pytest.mark.parametrize("step", [None, max, "text"])
+def test_a_step_without_a_signature_does_not_stop_the_check(make_trainer: MakeTrainer, step: Any) -> None:
+    """Nothing is known of it before it is called."""
+    model = tiny_model()
+    wrapper: Any = Simple(model.parameters())
+    wrapper.step = step
+
+    assert make_trainer(model=model, optimizer=wrapper).optimizer is wrapper
