@@ -10,6 +10,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from types import MethodType
 from typing import Any, Literal, NamedTuple
 
@@ -153,6 +154,7 @@ def _compile_step(optimizer: Any, options: Mapping[str, Any]) -> None:
     compiled_step: Any = torch.compile(type(optimizer).step, **options)
     watch = _FloatWatch(type(optimizer).__name__)
 
+    @wraps(type(optimizer).step)  # so that an optimizer whose step needs a closure is still found
     def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         with watch.of(optimizer):
             return compiled_step(optimizer, *args, **kwargs)

@@ -345,6 +345,13 @@ def test_what_is_no_choice_is_refused(make_trainer: MakeTrainer, given: Any, mes
         make_trainer(compile=given)
 
 
+def test_a_compiled_step_that_needs_a_closure_is_refused(make_trainer: MakeTrainer) -> None:
+    """The step of a compiled optimizer is read as that of any other."""
+    model = tiny_model()
+    with pytest.raises(TypeError, match=r"optimizer: LBFGS\.step computes the loss again by a closure"):
+        make_trainer(model=model, optimizer=torch.optim.LBFGS(model.parameters()), compile="step")
+
+
 def test_what_is_compiled_already_is_refused(make_trainer: MakeTrainer) -> None:
     """A model would be compiled twice, and a replaced step of an optimizer would be lost."""
     model: Any = torch.compile(tiny_model(), backend="eager")
